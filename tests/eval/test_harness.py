@@ -79,8 +79,8 @@ def test_a_file_of_questions_is_answered(causal, drafter, tmp_path, monkeypatch)
 @pytest.mark.slow
 def test_the_task_of_the_guide_takes_the_last_number(tmp_path, monkeypatch):
   causal = specjax.load()  # which writes numbers
-  guide = pathlib.Path(__file__).parents[2] / "docs" / "guide.md"
-  task = guide.read_text().split("```yaml\n")[1].split("```")[0].replace("gsm8k_test.jsonl", "FILE")
+  page = pathlib.Path(__file__).parents[2] / "docs" / "how_to" / "tune_and_measure.md"
+  task = page.read_text().split("```yaml\n")[1].split("```")[0].replace("gsm8k_test.jsonl", "FILE")
   task = task.replace("max_gen_toks: 256", "max_gen_toks: 64")
   questions = ["Ann has 3 pens and buys 4. How many has she?", "A bus carries 28 people. 9 leave."]
   plain = specjax.Decoder(causal, batch=2)(questions, 64)
