@@ -19,6 +19,7 @@ from specjax import command_line
 from specjax.eval.prompts import OUR_QUESTIONS
 from specjax.names import catalogue, grammar
 from specjax.names.grammar import Part
+from specjax.search import SEARCHES
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {
@@ -163,6 +164,7 @@ def parsed(words, monkeypatch, tmp_path) -> list:
 
 # --- Names
 
+GENERATED = [page for page in PAGES if page.startswith("docs/methods/")]
 # What the first column of a table holds, by its title, and what such a name needs before it.
 NAMES = {
   "drafter": "", "head": "", "verifier": "", "processor": "", "denoising policy": "", "name": "",
@@ -178,25 +180,37 @@ def named(page: str) -> set[Part]:
     for first, *_ in table_rows(PAGES[page], title):
       for code in CODE.findall(first):
         for one in grammar.alternatives(code.replace(r"\|", "|")):
-          for part in grammar.parse("name", before + one):
+          # On a page of one kind N is a number, and decorations stand alone.
+          alone = re.sub(r"\bN\b", "1", f"eagle{one}" if one[0] in "/+" else one)
+          for part in grammar.parse("name", before + alone):
             found |= {part._replace(decorations=()), *part.decorations}
   return found
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/methods.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/methods.md", *GENERATED])
 def test_names_are_those_of_the_list(page):
   known: dict[str, set[str]] = {}  # parameters of a name, which parts of two kinds may share
   for rows in catalogue.parts().values():
     for label, parameters, *_ in rows:
       name = re.sub(r"^[/+]|\[.*", "", label)
       known.setdefault(name, set()).update(re.findall(r"\w+", re.sub("=[^,]*", "", parameters)))
+  if page == "docs/methods/searches.md":
+    rows = table_rows(PAGES[page], "name")
+    assert [first.strip("`") for first, *_ in rows] == [*SEARCHES]
+    return
   parts = named(page)
   assert {part.name for part in parts} <= set(known)
   for part in parts:
     assert {key for key, _ in part.labelled} <= known[part.name], part
     assert len(part.numbers) < 2 or "children" in known[part.name], part
-  if page == "docs/methods.md":
-    assert {part.name for part in parts} == set(known)
+
+
+def test_the_pages_of_methods_name_every_part():
+  pages = set(GENERATED) - {"docs/methods/searches.md"}
+  listed = {row.name for rows in catalogue.parts().values() for row in rows}
+  assert {part.name for page in pages for part in named(page)} == {
+    re.sub(r"^[/+]|\[.*", "", name) for name in listed
+  }
 
 
 def test_what_is_left_out_points_to_names_of_the_list():
@@ -212,9 +226,16 @@ def slug(heading: str) -> str:
   return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
+def definitions(text: str) -> dict[str, str]:
+  """Where the links lead that stand below the text, [NAME]: ADDRESS."""
+  return dict(re.findall(r"^\[([\w.-]+)\]: (\S+)$", text, re.MULTILINE))
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
-  for target in re.findall(r"\]\(([^)\s]+)\)", PAGES[page]):
+  beside = re.findall(r"\]\(([^)\s]+)\)", PAGES[page])
+  below = definitions(PAGES[page])
+  for target in [*beside, *below.values()]:
     if target.startswith("https://"):
       continue
     path, _, anchor = target.partition("#")
@@ -241,14 +262,34 @@ def table_rows(text: str, *header: str) -> list[list[str]]:
   return rows
 
 
-def test_every_method_has_a_figure_and_a_command_that_measures_it():
-  for text in sections("docs/methods.md").values():
-    prose = re.sub(r"^\|.*\n", "", text, flags=re.MULTILINE)
-    for row in table_rows(text, "measured"):
-      assert re.search(r"\d", re.sub(r"\]\(.*?\)", "]", row[-1])), row
-      where, links = (re.findall(r"\.\./(benchmarks/results/\w+/README\.md)", said)
-                      for said in (row[-1], prose))  # fmt: skip
-      assert any(commands(PAGES[page]) for page in where or links), row
+@pytest.mark.parametrize("page", ["docs/methods.md", *GENERATED])
+def test_every_method_has_a_figure_and_a_command_that_measures_it(page):
+  links = definitions(PAGES[page])
+  rows = table_rows(PAGES[page], "measured")
+  assert rows
+  for row in rows:
+    found = re.findall(r"\[([^]]+)\]\[(\w+)\]", row[-1])
+    # Three ways of search are not measured.
+    assert found or row[0] in ("`constrained`", "`superposed`", "`switching`"), row
+    for figure, link in found:
+      (where,) = re.findall(r"benchmarks/results/\w+/README\.md$", links[link])
+      assert commands(PAGES[where]), row
+      number, *_ = re.findall(r"\d[\d.]*", re.sub(r"`[^`]*`|Hydra\+\+", "", figure))
+      said = rf"(?<![\d.]){re.escape(number)}(?!\d|\.\d)"
+      assert re.search(said, PAGES[where]), f"{row}: no {number} on {where}"
+
+
+@pytest.mark.parametrize("page", GENERATED)
+def test_the_pages_of_methods_are_those_of_the_docstrings(page):
+  written = runpy.run_path(str(ROOT / "docs/pages.py"))
+  assert {*GENERATED} == {f"docs/methods/{name}.md" for name in written["PAGES"]}
+  fresh = written["page"](pathlib.Path(page).stem)
+  assert PAGES[page] == fresh, "the page is stale: run `python docs/pages.py`"
+
+
+@pytest.mark.parametrize("page", ["docs/methods.md", *GENERATED])
+def test_a_method_is_a_short_row(page):
+  assert [line for line in PAGES[page].splitlines() if line[:1] == "|" and len(line) > 160] == []
 
 
 def test_every_experiment_has_its_command_and_machine():

@@ -51,7 +51,7 @@ class BlockwiseHeads(nn.Module):
 
 @functools.cache
 def blockwise(target: StatesTarget, config: BlockwiseConfig) -> Parallel:
-  """Heads that each guess one depth from the target's last state, through one vocabulary matrix.
+  """Heads as Medusa's, through one shared layer and vocabulary matrix.
 
   Stern, Shazeer and Uszkoreit 2018 (arXiv 1811.03115, sections 3 to 6). The state after the final
   norm goes through one layer of D * F units; each head maps its F units back to the width, adds the

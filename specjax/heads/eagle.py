@@ -64,7 +64,7 @@ class EagleLayer(nn.Module):
 
 @functools.cache
 def eagle(target: LayeredTarget, config: EagleConfig) -> Attending:
-  """A layer that predicts the target's next state from the last one and the token that followed it.
+  """A layer that predicts the target's next state from the last one and the token after it.
 
   Li et al. 2024 (arXiv 2401.15077, section 4): EAGLE-1 on a static tree. On a `Dynamic` tree the
   same weights are EAGLE-2 (arXiv 2406.16858, section 4). States are those after the final norm, so

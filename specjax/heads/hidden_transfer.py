@@ -46,7 +46,7 @@ class TransferMaps(nn.Module):
 
 @functools.cache
 def hidden_transfer(target: LayeredTarget, config: HiddenTransferConfig) -> PseudoRows:
-  """Maps from a token's state in the middle of the target to the states of later tokens.
+  """Maps a state inside the target to states of later tokens.
 
   Hidden Transfer, Wu et al. 2024 (arXiv 2404.12022), and FIRP, Hu et al. 2024 (arXiv 2410.20488),
   which lets all enter at one layer; see `pseudo_rows`. The published loss is the divergence

@@ -81,7 +81,9 @@ class PrefixLayer(nn.Module):
 
 @functools.cache
 def hydra(target: LayeredTarget, config: HydraConfig) -> Recurrent:
-  """Heads of which number d sees the target's last state, the root and the d - 1 guesses after it.
+  """Heads that see the last state, the root and the guesses above.
+
+  Head d sees d - 1 guesses.
 
   Ankner et al. 2024 (arXiv 2402.05109), as in the code that came with it. States are those after
   the target's final norm; embeddings are the target's. Plain Hydra learns the text, Hydra++

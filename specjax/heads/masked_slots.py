@@ -33,7 +33,9 @@ class MaskedSlotsConfig:
 
 @functools.cache
 def masked_slots(target: LayeredTarget, config: MaskedSlotsConfig) -> PseudoRows:
-  """K masks that see each other both ways, through the target's layers with updates of their own.
+  """Masks inside the verifying pass, with low-rank updates of the target for them.
+
+  K masks see each other both ways.
 
   The layout is that of TiDAR, Liu et al. 2025 (arXiv 2511.08923): one pass fills masks after every
   draft that might be accepted and verifies the drafts by the network's causal part. Its masks have

@@ -59,7 +59,7 @@ class MLPSpeculatorStep(nn.Module):
 
 @functools.cache
 def mlp_speculator(target: StatesTarget, config: MLPSpeculatorConfig) -> Recurrent:
-  """A state that starts as the target's and takes in the root, then guess after guess.
+  """A state that starts as the target's and takes in token after token.
 
   Wertheimer et al. 2024 (arXiv 2404.19124), as in IBM's fms-extras. The state is the target's after
   its final norm; embeddings are the head's own. The weight of tokens is such that half of the

@@ -92,7 +92,7 @@ def reflective(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> 
 
 @functools.cache
 def reflective_once(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> Target:
-  """The published layout: one prompt after the whole draft, which is then read again.
+  """The published layout: one prompt after the whole draft, read again.
 
   A pass has 2 N + P rows, where `reflective` has (P + 2) N. The prompt sees the whole draft, and a
   node's second reading z' sees the draft, the prompt, and the second readings on its path, which in

@@ -26,6 +26,7 @@ from specjax.names.build.verifier import REFLECTIONS
 from specjax.names.load import ZOO
 from specjax.processors import PROCESSORS
 from specjax.trees import TREES, has_paths
+from specjax.trees import build as build_tree
 from specjax.verifiers import VERIFIERS
 
 _LABEL = re.compile(r"\b(?:GREEDY-EXACT|EXACT|LOSSY)\b")
@@ -72,15 +73,17 @@ Rows = dict[str, tuple[Callable, Mapping[str, Any], str]]
 def _row(name: str, builder: Callable, known: Mapping[str, Any], label: str, prefix: str) -> Row:
   says = inspect.getdoc(builder) or ""
   found = _LABEL.search(says)
-  source = _SOURCE.search(says) or _SOURCE.search(inspect.getmodule(builder).__doc__ or "")
+  about, *_ = says.partition("\n\nArgs:\n")
+  source = _SOURCE.search(about) or _SOURCE.search(inspect.getmodule(builder).__doc__ or "")
   brackets = f"[{grammar.BRACKETS[name]}]" if name in grammar.BRACKETS else ""
+  sentence = says.split("\n")[0].removeprefix(f"{found[0]}: " if found else "")
   train = _TRAIN.search(says)
   return Row(
     f"{prefix}{name}{brackets}",
     ", ".join(f"{key}={value}".rstrip("=") for key, value in known.items()),
     label or (found[0] if found else ""),
     source[0] if source else "",
-    says.split("\n")[0].removeprefix(f"{found[0]}: " if found else ""),
+    sentence[:1].upper() + sentence[1:],
     tuple(_FIGURE.findall(says)),
     " ".join(train[1].split()) if train else "",
   )
@@ -102,7 +105,7 @@ def kinds() -> dict[str, tuple[str, Rows]]:
       for name in drafters.HEAD_NAMES
     }),
     "trees, after a head or draft_model": ("/", {
-      name: (tree, _fields(name), "") for name, tree in drafters.OF_TREES.items()
+      name: (tree, _fields(name), _proposal(name)) for name, tree in drafters.OF_TREES.items()
     }),
     "draft lengths, after a head or draft_model": ("/", {
       name: (build, draft_length.parameters(name), "truncated" if build().drops else "chain")
@@ -178,6 +181,14 @@ def _fields(tree: str) -> dict[str, Any]:
   if has_paths(tree):
     return {"children of a node at each depth": ""}
   return {key: "" if value is None else value for key, value in fields(tree).items()}
+
+
+def _proposal(tree: str) -> str:
+  if tree not in TREES:
+    return "its file's"
+  needed = [key for key, value in _fields(tree).items() if value == ""]
+  small = [2, 2] if has_paths(tree) else dict(zip(needed, (4, 2, 2), strict=False))
+  return build_tree(tree, small).proposal
 
 
 def _plain(table: Mapping[str, Callable]) -> Rows:

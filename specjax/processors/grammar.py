@@ -60,7 +60,9 @@ class Ruled(NamedTuple):
 
 @functools.cache
 def grammar(masks: Callable[..., np.ndarray]) -> Processor:
-  """Allows only texts of a JSON Schema or a Lark grammar, by a parser's state at each node.
+  """Allows only texts of a JSON Schema or a Lark grammar, by a parser.
+
+  Each node has its own state of the parser.
 
   A token is forbidden, too, if no end fits into what is left of the budget after it (`distances`).
 

@@ -20,7 +20,7 @@ from specjax.trees.structure import gather, take_rows
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-  """Walks through a graph whose repetitions are linked, not guessed again.
+  """Walks through a graph whose repetitions are linked.
 
   Where a guess and the `repeat` tokens before it equal those of an expanded node off its path, the
   guess is not expanded: it is linked to that node and has its children. The W expansions of a level

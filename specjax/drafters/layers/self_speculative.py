@@ -35,7 +35,7 @@ class SelfSpeculativeState(NamedTuple):
 
 @functools.cache
 def self_speculative(target: LayeredTarget, nodes: int = 8, least: float = 0.8) -> Drafter:
-  """Drafts with the target's layers but for some attentions and MLPs it can spare.
+  """Drafts with the target, but for attentions and MLPs it can spare.
 
   This is the self-speculative decoding of Draft & Verify (Zhang et al. 2023, arXiv 2309.08168). The
   weights are bool[L, 2], whether the attention and the MLP of each layer run, as
@@ -43,9 +43,9 @@ def self_speculative(target: LayeredTarget, nodes: int = 8, least: float = 0.8) 
   ends after a token that is less likely than a threshold. Each row has its own, which follows the
   share of its tokens that are accepted as in the policy `confidence`.
 
-  It was measured on a model of which no layer can be spared.
+  It was measured on a model of which no layer can be spared: it has 0.83 of plain decoding's speed.
 
-  Measured: 1.92 tokens per pass, 0.83x (own_layers)
+  Measured: 1.92 tokens per pass (own_layers)
   Train: specjax tune --method skipped_layers --drafters self_speculative-8
 
   Args:

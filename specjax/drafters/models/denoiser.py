@@ -15,7 +15,7 @@ from specjax.trees.structure import chain, gather
 
 @functools.cache
 def denoiser(model: Denoiser, target: Target, nodes: int = 9, canvas: int | None = None) -> Drafter:
-  """In one pass a denoiser fills D masked slots after the text: a chain of argmaxes.
+  """In one pass a denoiser fills D masked slots after the text, greedily.
 
   This is Guided Diffusion of FlashDLM (2025, arXiv 2505.21467, section 4) with exact rules.
   There an autoregressive model checks the denoiser's tokens, and where the two do not agree the

@@ -41,7 +41,9 @@ def append(history: Array, tokens: Array, length: Array) -> Array:
 def history(
   nodes: int = 8, longest: int = 8, shortest: int = 2, per_match: int = 2, kept: int = 2**15
 ) -> Drafter:
-  """Copies what followed the longest match of the last tokens in earlier requests.
+  """Copies what followed the last tokens in earlier requests.
+
+  It is what followed their longest, then latest, match.
 
   The weights are that history i32[H], at first `empty`; every call of a decoder appends its texts
   to it. It takes 4 H bytes for all rows. Without a match nothing is drafted.

@@ -58,7 +58,9 @@ def expected(tokens: Array, end: Array, matched: Array, draft: Draft) -> Array:
 def prompt_lookup(
   nodes: int = 8, longest: int = 3, shortest: int = 1, per_match: int = 0, branches: int = 1
 ) -> Drafter:
-  """Copies what followed the longest, then latest, earlier occurrence of the last tokens.
+  """Copies what followed the last tokens where they last stood.
+
+  That is behind their longest, then latest, earlier occurrence.
 
   This is prompt lookup decoding (Saxena 2023). A continuation that reaches the end of the text is
   repeated periodically, so loops are drafted to full depth. Without a match nothing is drafted.

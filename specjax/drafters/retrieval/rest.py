@@ -82,7 +82,9 @@ def tree_of(rows: Array, root: Array, nodes: int) -> Draft:
 
 @functools.cache
 def rest(nodes: int = 8, longest: int = 8, shortest: int = 2, ahead: int = 7) -> Drafter:
-  """Copies a tree of what followed the longest match of the last tokens in a datastore.
+  """Copies a tree of what followed the last tokens in a datastore.
+
+  It is what followed their longest match.
 
   This is REST (He et al. 2023, arXiv 2311.08252). Its weights are (tokens i32[M], order i32[M]) of
   `data.datastore`, 8 bytes for a token. Of many occurrences, continuations are read at even

@@ -16,7 +16,7 @@ def int8(rows: int = 32) -> CacheKind:
 
   A block's rows are packed together, so that the newest, fewer than twice `rows`, are not rounded.
 
-  Measured: perplexity 19.539, dense 19.540 (caches)
+  Measured: perplexity 19.539 for 19.540 (caches)
 
   Args:
     rows: of a block.

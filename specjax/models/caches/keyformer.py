@@ -28,7 +28,7 @@ def keyformer(share: float = 0.6, recent: float = 0.3, noise: float = 1.0) -> Ca
 
   It was measured at a share of 0.5.
 
-  Measured: perplexity 19.928, dense 19.540 (caches)
+  Measured: perplexity 19.928 for 19.540 (caches)
 
   Args:
     share: of the capacity, above 0 and at most 1.

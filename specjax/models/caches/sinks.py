@@ -15,7 +15,7 @@ def sinks(first: int = 4, recent: int = 508) -> CacheKind:
 
   StreamingLLM, Xiao et al. 2023, arXiv 2309.17453. Rows keep the positions they were written with.
 
-  Measured: perplexity 20.377, dense 19.540 (caches)
+  Measured: perplexity 20.377 for 19.540 (caches)
 
   Args:
     first: rows of the beginning.
