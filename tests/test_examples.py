@@ -85,7 +85,8 @@ def test_the_client_asks_a_server():
     server = Uvicorn(configured(engine, 60.0), engine)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [place]})
     thread.start()
-    while not server.started:
+    ends = time.monotonic() + 30
+    while not server.started and time.monotonic() < ends:
       time.sleep(0.01)
     url = f"http://127.0.0.1:{place.getsockname()[1]}/v1"
     command = [sys.executable, ROOT / "examples" / "server_client.py", "--url", url]
