@@ -27,6 +27,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Bool, Float, Float32, Int32
 
 from specjax.sampling import NoiseSource, Settings
 
@@ -56,6 +57,16 @@ Siblings are in the order of their node numbers, which is the order they were dr
 """
 PROPOSALS: frozenset[str] = frozenset(get_args(Proposal))
 
+# The arrays that parts exchange. When the loop is traced, `checks.arrays` compares what a part
+# returns with them.
+PerRow = Int32[Array, " B"]
+PerNode = Int32[Array, "B N"]
+NodeMask = Bool[Array, "B N"]
+Logits = Float32[Array, "B N V"]
+States = Float[Array, "B N E"]
+PerStep = Int32[Array, "B A"]
+Text = Int32[Array, "B S"]
+
 
 class Draft(NamedTuple):
   """A token tree. A chain is the tree of width 1; plain decoding is the tree with N = 1.
@@ -71,12 +82,12 @@ class Draft(NamedTuple):
     chosen: bool[B, N] or None. For "mixed" proposals, the nodes that were chosen, not drawn.
   """
 
-  tokens: Array
-  parent: Array
-  depth: Array
-  valid: Array
-  log_probs: Array | None = None
-  chosen: Array | None = None
+  tokens: PerNode
+  parent: PerNode
+  depth: PerNode
+  valid: NodeMask
+  log_probs: Logits | None = None
+  chosen: NodeMask | None = None
 
 
 class KV(NamedTuple):
@@ -97,7 +108,7 @@ class Cache(NamedTuple):
   """
 
   kv: KV
-  length: Array
+  length: PerRow
 
 
 class Features(NamedTuple):
@@ -109,8 +120,8 @@ class Features(NamedTuple):
       layer i; i = L is the stream before the final norm.
   """
 
-  hidden: Array
-  hidden_layers: tuple[Array, ...] = ()
+  hidden: States
+  hidden_layers: tuple[States, ...] = ()
 
 
 class Evaluation(NamedTuple):
@@ -123,7 +134,7 @@ class Evaluation(NamedTuple):
     aux: what a drafter that replaces `evaluate` computed in the same pass, for its own `update`.
   """
 
-  logits: Array
+  logits: Logits
   features: Features
   kv: Any
   aux: Any = ()
@@ -138,9 +149,9 @@ class Verdict(NamedTuple):
     tokens: i32[B, A]. The accepted tokens, then one from the target; count + 1 of them count.
   """
 
-  path: Array
-  count: Array  # type: ignore[assignment]  # hides tuple.count, which nobody calls
-  tokens: Array
+  path: PerStep
+  count: PerRow  # type: ignore[assignment]  # hides tuple.count, which nobody calls
+  tokens: PerStep
 
 
 class Context(NamedTuple):
@@ -153,8 +164,8 @@ class Context(NamedTuple):
       where a draft is made; None elsewhere.
   """
 
-  tokens: Array
-  length: Array
+  tokens: Text
+  length: PerRow
   cache: Any = None
 
   @property

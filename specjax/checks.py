@@ -16,6 +16,9 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NoReturn
 
+import jax.numpy as jnp
+import numpy as np
+
 INT32 = 2**31 - 1
 SEED = 2**32 - 1  # jax.random.key drops the higher bits of a seed without a word
 FLOAT32 = 3.4e38
@@ -145,6 +148,35 @@ def directory(name: str, value: str | pathlib.Path) -> pathlib.Path:
   if not possible or not os.access(there, os.W_OK):
     refuse(name, str(value), "a directory that can be written, or made")
   return path
+
+
+def arrays(whose: str, record: Any, kind: type, **sizes: int) -> None:
+  """Raises ValueError if a part returned no `kind`, a NamedTuple, or other arrays than it declares.
+
+  Args:
+    whose: the part, for the sentence.
+    sizes: what the letters of declared shapes stand for; other letters stand for any number.
+  """
+  if not isinstance(record, kind):
+    raise ValueError(f"{whose} must return a {kind.__name__}, got {shown(record)}.")
+  for name, hint in typing.get_type_hints(kind).items():
+    value, declared = getattr(record, name), [hint, *typing.get_args(hint)]
+    for expected in declared:
+      if hasattr(expected, "dim_str") and value is not None:
+        array(f"`{name}` of {whose}", value, expected, **sizes)
+
+
+def array(name: str, value: Any, expected: Any, **sizes: int) -> None:
+  """Raises ValueError if an array has not the type and shape of `expected`, of jaxtyping."""
+  letters = expected.dim_str.split()
+  shape, dtype = np.shape(value), jnp.result_type(value).name
+  fits = len(shape) == len(letters) and dtype in expected.dtypes
+  if not fits or any(sizes.get(x, n) != n for x, n in zip(letters, shape, strict=True)):
+    known = ", ".join(f"{x} = {sizes[x]}" for x in letters if x in sizes)
+    accepted = f"{expected.__name__.split('[')[0].lower()}[{', '.join(letters)}]"
+    raise ValueError(
+      f"{name} must be {accepted} with {known}, got {dtype}[{', '.join(map(str, shape))}]."
+    )
 
 
 # JSON that users give. A schema maps keys to a type (int, float, bool, str, tuple[int, ...], or one

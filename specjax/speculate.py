@@ -12,8 +12,18 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import bucketing
-from specjax.base import Context, Draft, Drafter, Evaluation, Params, Processor, Target, Verifier
+from specjax import bucketing, checks
+from specjax.base import (
+  Context,
+  Draft,
+  Drafter,
+  Evaluation,
+  Params,
+  Processor,
+  Target,
+  Verdict,
+  Verifier,
+)
 from specjax.distributed import shard_batch
 from specjax.sampling import Noise, NoiseSource, Settings, warp
 from specjax.trees.structure import ancestors, gather
@@ -210,6 +220,8 @@ def guess(
     settings=request.settings,
     noise=noise,
   )
+  B, V = state.context.tokens.shape[0], target.vocab_size
+  checks.arrays(f"the drafter {drafter.name!r}", draft, Draft, B=B, N=drafter.nodes, V=V)
   if widths:
     draft = bucketing.compact(draft, drafter.depth)
   draft = shard_batch(draft)
@@ -222,6 +234,7 @@ def guess(
     evaluation = drafter.evaluate(
       weights.drafter, weights.target, memory, cache=state.cache, draft=draft, mask=mask
     )
+  checks.arrays("the target", evaluation, Evaluation, B=B, N=draft.tokens.shape[1], V=V)
   evaluation = evaluation._replace(features=shard_batch(evaluation.features))
   logits, failed = _processed(method, request, state, draft, mask, evaluation.logits)
   return draft, memory, evaluation, warp(logits, request.settings), failed
@@ -250,6 +263,9 @@ def decode_round(
     noise,
     depth=D,
     proposal=drafter.proposal,
+  )
+  checks.arrays(
+    f"the verifier {verifier.name!r}", verdict, Verdict, B=context.length.shape[0], A=D + 1
   )
   verdict = shard_batch(verdict)
 

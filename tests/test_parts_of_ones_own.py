@@ -79,6 +79,51 @@ def test_a_rule_is_a_function_and_a_row(how, exact):
   assert found < 1e-6 if exact else found > 1e-3
 
 
+MISTAKES = {
+  "a node less": (
+    lambda draft: draft._replace(tokens=draft.tokens[:, 1:]),
+    r"`tokens` .* N = 3, got int32\[\d+, 2\]",
+  ),
+  "another type": (
+    lambda draft: draft._replace(valid=draft.depth),
+    r"`valid` .* must be bool\[B, N\] with .* got int32",
+  ),
+  "no batch": (
+    lambda draft: draft._replace(parent=draft.parent[0]),
+    r"`parent` .* must be int32\[B, N\] with .* got int32\[3\]",
+  ),
+  "a probability a node": (
+    lambda draft: draft._replace(log_probs=draft.depth.astype(jnp.float32)),
+    r"`log_probs` .* must be float32\[B, N, V\]",
+  ),
+  "no draft": (tuple, "must return a Draft, got"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_drafters_mistake_is_one_sentence(name):
+  mistake, sentence = MISTAKES[name]
+  right = fixed_draft([[0], [1]], [2, 0])
+
+  def propose(*args, **kwargs):
+    draft, state = right.propose(*args, **kwargs)
+    return mistake(draft), state
+
+  wrong = right._replace(name="mine", propose=propose)
+  with pytest.raises(ValueError, match=f"(?=.*the drafter 'mine').*{sentence}"):
+    distance(wrong, target_only())
+
+
+def test_a_verifiers_mistake_is_one_sentence():
+  def verify(*args, **kwargs):
+    verdict = target_only().verify(*args, **kwargs)
+    return verdict._replace(path=verdict.path[:, :1])
+
+  wrong = target_only()._replace(name="mine", verify=verify)
+  with pytest.raises(ValueError, match=r"`path` of the verifier 'mine' must be int32\[B, A\]"):
+    distance(fixed_draft([[0], [1]], [2, 0]), wrong)
+
+
 def test_a_draft_length_policy_is_three_functions_and_a_row():
   def stop(params, state, observation):
     return jnp.exp(observation.log_probs).max(-1) < state, state

@@ -23,11 +23,21 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Bool, Float32, Int32
 
 Params = Any  # a pytree of arrays
 Parameter = Any  # an array [B], a value for every row; its default is a number, 0 or more
 Probability = Annotated[Parameter, 0, 1]  # what a name may give it, least and most
 Count = Annotated[Parameter, 1, 2**31 - 1]
+
+# The loop holds what a policy returns to these, once, when it is traced: see `checks.array`.
+PerRow = Int32[Array, " B"]
+SlotTokens = Int32[Array, "B W"]
+SlotNumbers = Float32[Array, "B W"]
+SlotMask = Bool[Array, "B W"]
+SlotLogits = Float32[Array, "B W V"]
+Text = Int32[Array, "B L"]
+TextMask = Bool[Array, "B L"]
 
 
 class Canvas(NamedTuple):
@@ -39,9 +49,9 @@ class Canvas(NamedTuple):
     end: i32[B]. Slots from `end` on are not seen and not filled. Stopping rules only lower it.
   """
 
-  tokens: Array
-  masked: Array
-  end: Array
+  tokens: Text
+  masked: TextMask
+  end: PerRow
 
   @property
   def inside(self) -> Array:
@@ -71,19 +81,19 @@ class Prediction(NamedTuple):
     text: i32[B, L]. The tokens of the canvas before this round.
   """
 
-  token: Array
-  confidence: Array
-  entropy: Array
-  margin: Array
-  log_probs: Array
-  position: Array
-  masked: Array
-  open: Array
-  block: Array
-  step: Array
-  uniform: Array
-  filled: Array
-  text: Array
+  token: SlotTokens
+  confidence: SlotNumbers
+  entropy: SlotNumbers
+  margin: SlotNumbers
+  log_probs: SlotLogits
+  position: SlotTokens
+  masked: SlotMask
+  open: SlotMask
+  block: SlotMask
+  step: PerRow
+  uniform: SlotNumbers
+  filled: SlotMask
+  text: Text
 
 
 class Earlier(NamedTuple):
@@ -233,7 +243,7 @@ class Policy(NamedTuple):
 
   name: str
   init: Callable[..., Any]
-  select: Callable[..., tuple[Array, Array, Any]]
+  select: Callable[..., tuple[SlotMask, SlotNumbers, Any]]
   parameters: Callable[..., Params] = tuple
   carry: Callable[..., Any] = forget
   ahead: bool = False

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax import checks
 from specjax.diffusion import base
 from specjax.diffusion.base import Canvas, Parameter, Params, Prediction
 from specjax.diffusion.blocks import check_blocks
@@ -254,6 +255,9 @@ def act(
   prediction = prediction._replace(open=open_, block=position < hi[:, None])
 
   commit, score, memory = policy.select(weights.policy, state.memory, prediction)
+  whose = f"the policy {policy.name!r}"
+  checks.array(f"`commit` of {whose}", commit, base.SlotMask, B=B, W=W)
+  checks.array(f"`score` of {whose}", score, base.SlotNumbers, B=B, W=W)
   commit = base.at_least_one(commit, score, open_) & masked & live[:, None]
   if policy.said is not None:
     prediction = prediction._replace(token=policy.said(memory))

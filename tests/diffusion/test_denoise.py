@@ -96,6 +96,26 @@ def decode(name: str, canvas: Canvas, rows, shift=False, temperature=0.7):
   return jax.device_get(state)
 
 
+def test_a_policys_mistake_is_one_sentence():
+  method = method_of("threshold")
+  select = method.policy.select
+
+  def wrong(*args):
+    commit, score, memory = select(*args)
+    return commit[:, 1:], score, memory
+
+  method = method._replace(policy=method.policy._replace(name="mine", select=wrong))
+  canvas = canvases()
+  weights = denoise.Weights(WEIGHTS, method.policy.parameters(jnp.full(5, 0.3)))
+  request = denoise.DenoiseRequest(request_keys(0, range(5)), jnp.zeros(5))
+  state = denoise.compiled_start.eval_shape(method, weights, canvas)
+  sentence = (
+    r"`commit` of the policy 'mine' must be bool\[B, W\] with B = 5, W = 6, got bool\[5, 5\]"
+  )
+  with pytest.raises(ValueError, match=sentence):
+    denoise.compiled_advance.eval_shape(method, weights, request, state, jnp.int32(1))
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_invariants(name):
   canvas = canvases()
