@@ -79,6 +79,7 @@ def test_a_compact_draft_has_the_same_nodes_in_the_same_order():
   assert moved > 10
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["1", "3", "9"])
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 5, N])
 def test_every_width_says_what_the_whole_pass_says(most):

@@ -124,6 +124,7 @@ def test_a_verifiers_mistake_is_one_sentence():
     distance(fixed_draft([[0], [1]], [2, 0]), wrong)
 
 
+@pytest.mark.slow
 def test_a_draft_length_policy_is_three_functions_and_a_row():
   def stop(params, state, observation):
     return jnp.exp(observation.log_probs).max(-1) < state, state

@@ -224,6 +224,7 @@ def test_types(name):
   assert {x.dtype for x in verdict} == {jnp.dtype(jnp.int32)}
 
 
+@pytest.mark.slow
 def test_plain_decoding_equals_a_loop_over_the_whole_text():
   model = Transformer(CONFIG)
 
@@ -243,6 +244,7 @@ def test_plain_decoding_equals_a_loop_over_the_whole_text():
     assert tokens == text[len(row.prompt) :]
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=[name for name in QUICK[1:] if name in SAME_AS_PLAIN])
 @pytest.mark.parametrize("name", SAME_AS_PLAIN[1:])
 def test_tokens_are_those_of_plain_decoding(name):
@@ -330,6 +332,7 @@ def test_streaming_is_one_call_in_pieces(name):
   chex.assert_trees_all_equal(state.stats, whole.stats)
 
 
+@pytest.mark.slow
 def test_a_python_loop_is_the_compiled_loop():
   method, weights = METHODS["medusa"]
 

@@ -84,7 +84,7 @@ plain = functools.cache(decoded)
 
 
 @pytest.mark.slow
-@pytest.mark.full(but=["draws", "64 bits"])
+@pytest.mark.full(but=["64 bits"])
 @pytest.mark.parametrize("name", SWITCHES)
 def test_a_switch_changes_no_token(name, switch):
   names = ("greedy", "sampled", "lookup") if name == "no programs" else ()
@@ -126,6 +126,7 @@ DOORS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["stream", "engine"])
 @pytest.mark.parametrize("door", DOORS)
 def test_every_door_holds_its_switches(door, switch):

@@ -29,8 +29,7 @@ def same(some, others):
   return [r.filling.canvas for r in some] == [r.filling.canvas for r in others]
 
 
-@pytest.mark.slow
-@pytest.mark.full(but=["threshold-0.7"])
+@pytest.mark.full
 @pytest.mark.parametrize("policy", ["threshold-0.7", "confidence", "factor", "entropy_bound"])
 def test_the_cache_of_finished_blocks_changes_no_token(policy):
   assert same(filled(policy), filled(f"{policy}/none"))

@@ -232,6 +232,7 @@ def test_a_scale_belongs_to_a_tensor(tmp_path, change, words):
   assert words in sentence(heads.load, tmp_path, LARGE)
 
 
+@pytest.mark.slow
 def test_convert_writes_8_bits(tmp_path):
   hf.save(tmp_path / "model", LARGE, init(LARGE, jax.random.key(0)))
   save_in_8_bits(tmp_path / "head")

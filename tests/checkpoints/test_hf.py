@@ -305,6 +305,7 @@ def in_8_bits(tmp_path):
   return tmp_path, params
 
 
+@pytest.mark.slow
 def test_a_model_in_8_bits_has_the_values_of_its_steps(in_8_bits, mesh):
   directory, params = in_8_bits
   stored = safetensors.numpy.load_file(directory / "model.safetensors")

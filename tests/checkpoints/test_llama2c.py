@@ -85,6 +85,7 @@ def reference_decode(pieces, ids) -> str:
   return out.decode(errors="replace")
 
 
+@pytest.mark.slow
 def test_logits_over_a_greedy_decode(stories, shared_data):
   prompt = [*stories.start, *stories.tokenizer.encode("Once upon a time")]
   assert prompt[0] == 1

@@ -84,6 +84,7 @@ def test_names_are_the_published_ones(saved):
   assert raw["base_model_name_or_path"] == "gsm8k-7m"
 
 
+@pytest.mark.slow
 def test_published_tensors_land_in_their_head(tmp_path):
   """z = h + SiLU(W h + b) block by block, then the head's own matrix, from tensors by name."""
   rng = np.random.default_rng(1)

@@ -309,6 +309,7 @@ def test_a_target_decodes(name, write):
   assert [r.tokens for r in guessed] == [r.tokens for r in plain]
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["llada2", "llada"])
 @pytest.mark.parametrize("name", DENOISERS)
 def test_a_denoiser_decodes(name, write):

@@ -102,6 +102,7 @@ def test_an_unknown_flag_is_refused(capsys):
   assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_generate_json_of_ids(ids_model, write, run):
   prompts = [[1, 2, 3, 1, 2, 3, 1], [7], [4, 5]]
   path = write(*({"tokens": p} for p in prompts))
@@ -145,6 +146,7 @@ def test_chat_writes_the_template(text_model, write, run):
   assert asked == in_file == plain
 
 
+@pytest.mark.slow
 def test_the_seed_decides_sampled_tokens(ids_model, write, run):
   path = write({"tokens": [1, 2, 3]}, {"tokens": [4]})
 
@@ -283,6 +285,7 @@ def medusa_head(ids_model, tmp_path_factory):
   return str(path)
 
 
+@pytest.mark.slow
 def test_tune_chooses_prints_and_writes(ids_model, medusa_head, write, run, tmp_path):
   path = write({"tokens": [1, 2, 3]})
   code, out, err = run(
@@ -357,6 +360,7 @@ def test_specbench_times_no_passes(refused):
   )
 
 
+@pytest.mark.slow
 def test_each_half_refuses_the_models_of_the_other(refused):
   sentence = refused("generate", "--model", "lists-3m", "--prompt", "copy : Ada =")
   assert "sees both sides of a token" in sentence and "DiffusionDecoder" in sentence
@@ -414,6 +418,7 @@ def test_convert_hf_keeps_everything(run, tmp_path, text_model):
   jax.tree.map(np.testing.assert_array_equal, old.params, new.params)
 
 
+@pytest.mark.slow
 def test_convert_writes_a_model_in_8_bits(run, tmp_path):
   words = ["--format", "hf", "--model", "lists-3m", "--weights", "int8"]
   assert run("convert", *words, "--out", tmp_path)[0] == 0

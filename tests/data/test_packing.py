@@ -65,6 +65,7 @@ def test_nothing_to_pack_is_refused(documents):
     pack(documents, LENGTH)
 
 
+@pytest.mark.slow
 def test_attention_never_crosses_documents():
   documents = [(ids, [True] * len(ids)) for ids, _ in random_documents(5, LENGTH // 2, smallest=2)]
   rows = pack(documents, LENGTH)

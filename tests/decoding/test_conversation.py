@@ -232,6 +232,7 @@ def test_a_text_that_was_changed_is_read_again(decoder):
   assert tokens == answer(Conversation(decoder), changed)[0]
 
 
+@pytest.mark.slow
 def test_a_conversation_after_a_reset_is_another_request(decoder):
   talk = Conversation(decoder)
   answers = []
@@ -286,6 +287,7 @@ def test_refused(decoder, prompt, new, words):
   assert words in str(error.value)
 
 
+@pytest.mark.slow
 def test_an_answer_ends_with_the_positions(decoder):
   talk = Conversation(decoder)
   tokens, _ = answer(talk, [3] * 155, 100)

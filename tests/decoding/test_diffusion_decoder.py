@@ -249,6 +249,7 @@ def test_guesses_change_no_token(model):
   assert sum(x.passes for x in guessed) < sum(x.passes for x in plain)
 
 
+@pytest.mark.slow
 def test_a_sweep_has_a_setting_per_prompt(model):
   decoder = DiffusionDecoder(model, "threshold", blocks=W, batch=4)
   bars = Threshold(jnp.array([0.0, 0.3, 0.6, 1.1], jnp.float32))

@@ -87,6 +87,7 @@ def test_a_stop_word_may_begin_with_a_space(plain):
       assert ticket.wait() == result.tokens and ticket.reason == "stop"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stop", "stop_words", "processors"])
 def test_a_special_token_ends_a_text(plain, how):
   token, count = stops(plain)

@@ -69,6 +69,7 @@ def test_a_trimmed_head_reads_its_rows(texts, name):
     np.testing.assert_allclose(ours, whole[..., place], rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "name", ["medusa-6/trimmed-300[TEXTS]", "eagle3/trimmed-300[TEXTS]/dynamic-6,depth=3,beam=2"]
 )

@@ -146,8 +146,7 @@ def test_rows_are_independent(case):
     np.testing.assert_array_equal(alone.when[0], together.when[b])
 
 
-@pytest.mark.slow
-@pytest.mark.full(but=["shifted, one by one, drawn"])
+@pytest.mark.full
 @pytest.mark.parametrize("case", [k for k in CASES if k != "guidance"])
 def test_draft_and_verify_decodes_the_same_in_fewer_passes(case):
   base = CASES[case].decode(caches.committed)
@@ -158,6 +157,7 @@ def test_draft_and_verify_decodes_the_same_in_fewer_passes(case):
     assert got.passes.sum() < base.passes.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [False, True])
 def test_it_decodes_as_the_published_loop(shift):
   """SDAR's generate.py at temperature 0: block by block, each after the prefix that it sees."""
@@ -191,6 +191,7 @@ def test_it_decodes_as_the_published_loop(shift):
     assert got.passes[b] == passes
 
 
+@pytest.mark.slow
 def test_blocks_of_one_position_are_causal_and_one_block_is_the_whole_canvas():
   tokens = jnp.asarray(np.random.default_rng(2).integers(0, V - 1, (2, L)), jnp.int32)
   position = jnp.broadcast_to(jnp.arange(L, dtype=jnp.int32), tokens.shape)

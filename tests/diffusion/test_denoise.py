@@ -134,6 +134,7 @@ def test_invariants(name):
   assert (state.log_prob[holes] < 0).all() and (state.log_prob[~holes] == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["True-random", "False-hierarchy"])
 @pytest.mark.parametrize("name", ["random", "threshold", "hierarchy"])
 @pytest.mark.parametrize("shift", [False, True])
@@ -160,6 +161,7 @@ def test_what_lies_past_the_end_is_not_seen():
   np.testing.assert_array_equal(a.canvas.tokens[:, :34], b.canvas.tokens[:, :34])
 
 
+@pytest.mark.slow
 def test_a_sweep_compiles_once():
   method = method_of("threshold")
   bars = np.linspace(0.05, 1.0, 20, dtype=np.float32)
@@ -195,6 +197,7 @@ def run(network, params, canvas: Canvas, transforms=(), settings=(), policy="thr
   return denoise.compiled_advance(method, weights, request, state, jnp.int32(1000))
 
 
+@pytest.mark.slow
 def test_credit_without_strength_changes_nothing_and_with_it_saves_rounds():
   network, canvas = denoiser(CONFIG, MASK), canvases()
   B = len(canvas.end)
@@ -229,6 +232,7 @@ def test_credit_by_hand():
     np.testing.assert_allclose(got, logits + 0.7 * np.log1p(earned), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_guidance():
   network, canvas = denoiser(CONFIG, MASK), canvases()
   prompt, B = ~canvas.masked, len(canvas.end)

@@ -102,8 +102,7 @@ def assert_same(got, base):
   assert (got.passes <= base.passes).all()
 
 
-@pytest.mark.slow
-@pytest.mark.full(but=["*anew"])
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 def test_the_canvas_is_the_bases(case):
   base, got = decode(case, 0, None), decode(case, 0, 4)

@@ -261,6 +261,7 @@ def test_what_policies_are_told_of(tempered):
     assert confidence[b, 0] == pytest.approx(told[0][token], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_filters_decide_what_is_drawn():
   each = 4000
   state = filled(False, [x for x in SETTINGS for _ in range(each)], W)

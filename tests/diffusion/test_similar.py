@@ -139,6 +139,7 @@ class Row:
     return norm(x)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["fewer, shifted"])
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_the_papers_loop_over_slots(case):

@@ -20,6 +20,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_unions_are_those_of_sets(name):
   config = NETWORKS[name]

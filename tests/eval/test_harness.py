@@ -63,6 +63,7 @@ def ask(kind, *arguments):
   return [Instance(kind, {}, each, i) for i, each in enumerate(arguments)]
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["prompt_lookup-4"])
 @pytest.mark.parametrize("drafter", ["none", "prompt_lookup-4"])
 def test_a_file_of_questions_is_answered(causal, drafter, tmp_path, monkeypatch):
@@ -135,6 +136,7 @@ def test_a_conversation_is_read_as_the_model_reads_it(causal):
   assert harness.tok_encode(harness.apply_chat_template(turns)) == causal.chat(turns)
 
 
+@pytest.mark.slow
 def test_a_draw_needs_a_rule_that_draws(causal):
   wanted = ask("generate_until", ("Ann", {"do_sample": True, "temperature": 0.7}))
   with pytest.raises(ValueError, match="target_only takes any"):

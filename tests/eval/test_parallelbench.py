@@ -37,6 +37,7 @@ def judged(question: str, answer: str) -> Score:
   return Score(lists.is_right(question, answer), answer == "Ada Bob Cy")
 
 
+@pytest.mark.slow
 def test_figures_are_counted_by_hand(list_denoiser, monkeypatch):
   model = load(list_denoiser)
   monkeypatch.setattr(parallelbench, "said", lambda model, f: f.text)
@@ -97,6 +98,7 @@ def test_denoise_prints_json(list_denoiser, capsys):
   assert "policy='x': accepted are random" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_denoise_samples_as_dream_does(list_denoiser, tmp_path, capsys):
   prompts, policy = tmp_path / "prompts.jsonl", "entropy-1,heat=0.2/anew/tempered/adaptive-8[Ada]"
   texts = ["copy : Ada Bob =", "copy : Cy =", "sort : Bob Ada ="]
@@ -116,6 +118,7 @@ def test_denoise_samples_as_dream_does(list_denoiser, tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_published_questions_take_the_place_of_ours(list_denoiser, tmp_path, capsys):
   names = ["Ada", "Bob", "Cy"]
   turns = [{"role": "user", "content": f"copy : {' '.join(names)} ="}]

@@ -188,6 +188,7 @@ def busy(products: int, verifying: int | None = None) -> Drafter:
   return Drafter("busy", "deterministic", 2, 1, init, propose, update, own)
 
 
+@pytest.mark.slow
 def test_what_a_drafter_computes_is_timed(model):
   """Neither dropped nor taken out of the loop: a thousand times the work takes far longer."""
   params = jax.random.normal(jax.random.key(0), (512, 512))

@@ -73,7 +73,7 @@ def chances(name: str, text: list[int]) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.full(but=["True-eagle3", "False-medusa"])
+@pytest.mark.full(but=["False-medusa"])
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa"])
 @pytest.mark.parametrize("keep", [True, False])
 def test_it_is_the_heads_chain_up_to_where_it_ends(name, keep):

@@ -204,6 +204,7 @@ def test_local_is_head_and_lm_together(alpha):
   assert (swayed > 4) == (alpha > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["0.0"])
 @pytest.mark.parametrize("alpha", [0.0, ALPHA])
 def test_ngram_is_the_best_of_all_paths(alpha):

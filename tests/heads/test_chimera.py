@@ -63,6 +63,7 @@ def test_a_guess_is_made_of_three_tokens_the_text_and_the_guesses_above(at):
     np.testing.assert_allclose(logits, w["lm_head"][d - 1] @ want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_it_starts_from_the_targets_head_for_each_half():
   model, _ = weights()
   ids = np.array([1, 2, 5], np.int32)

@@ -328,6 +328,7 @@ def test_candidates_do_not_notice_and_rows_are_those_of_their_node(name):
     np.testing.assert_allclose(ours.aux[b, first[v] : first[v + 1]], want, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_what_is_carried_is_of_the_accepted_node(name):
   request, state = begin(name)

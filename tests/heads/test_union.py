@@ -70,6 +70,7 @@ def distances(drafter, rule, params) -> list[float]:
   return found
 
 
+@pytest.mark.slow
 @pytest.mark.full(
   but=[
     "copied, then drawn-recursive",
@@ -233,6 +234,7 @@ def test_a_source_that_counts_on_winning_is_refused():
     emitted_distribution(Case(np.asarray(DRAFTS[0]["logits"])), method, ((), DRAFTS[1]))
 
 
+@pytest.mark.slow
 def test_of_a_pruned_source_stay_the_branches_that_another_starts_too():
   leading = fixed_draft([[0], [1], [0, 0]], [1, 2, 0])
   context = Context(jnp.asarray([[0, 0, 0]]), jnp.asarray([1]))

@@ -27,6 +27,7 @@ def whole_blocks(q, k, v, lengths, splits):
   return Result(jnp.einsum("zhrs,hsc->zhrc", weight, v), top, weight.sum(-1))
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["(2, 1, 4*"])
 @pytest.mark.parametrize(
   "shape",

@@ -17,6 +17,7 @@ def simulated(seed):
   return pltpu.InterpretParams(detect_races=True, random_seed=seed, num_cores_or_threads=2)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["0"])
 @pytest.mark.parametrize("seed", range(3))
 def test_cores_do_not_race_and_dead_blocks_do_not_matter(seed, capfd):

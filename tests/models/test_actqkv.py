@@ -58,6 +58,7 @@ def flatness(cosines):
   return -(p * np.log(p)).sum() / np.log(max(len(p), 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_blocks_are_read_that_the_probe_asks_for(nodes):
   numbers = (1, 11, 3, 20)

@@ -76,6 +76,7 @@ def geared(x, bits, count):
   return out, whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [2, 4])
 def test_gear_is_levels_outliers_and_a_thin_product(bits):
   rank = 2
@@ -218,8 +219,7 @@ def test_a_cache_that_drops_nothing_says_what_a_dense_one_says(name):
   assert decoder.label.startswith("target_only [LOSSY (")
 
 
-@pytest.mark.slow
-@pytest.mark.full(but=["keyformer"])
+@pytest.mark.full
 @pytest.mark.parametrize("name", CACHES)
 def test_drafts_over_a_small_cache_change_no_token(name):
   small = {

@@ -42,6 +42,7 @@ def softmax(x):
   return x / x.sum(-1, keepdims=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [0.3, 1.0])
 def test_its_distribution_is_the_mixture(weight):
   """After a prefill, a commit and at nodes of a tree; two caches of unlike shape."""
@@ -71,6 +72,7 @@ def test_its_distribution_is_the_mixture(weight):
   np.testing.assert_array_equal(got[3], length - 1 + rows)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["draft_tree-recursive"])
 @pytest.mark.parametrize(
   ("drafter", "rule"),

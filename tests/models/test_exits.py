@@ -115,6 +115,7 @@ def test_a_token_is_that_of_the_first_sure_exit_whatever_waits(every):
   assert {tuple(x) for x in ran} >= {(True,) * len(exits), (False,) * len(exits)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("least", "often"), [(0.0, 1 / (WAITING + 1)), (1.0, 1.0)])
 def test_layers_behind_a_sure_exit_run_only_to_make_room(least, often):
   lm = sorted_exits(LM, least)
@@ -184,7 +185,7 @@ def test_it_drafts_without_loss(drafter, rule, rounds):
     assert total_variation(found, target_distribution(case)) < 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_one_drafter_serves_two_targets(tmp_path):
   """By name, with a threshold for each; the texts are those of plain decoding."""
   tokenizer = train_words(["a b c d e f g"])

@@ -288,6 +288,7 @@ def test_some_sublayers(name):
   np.testing.assert_allclose(got, inputs[1], atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["llada2", "blockffn"])
 @every_network
 def test_layers_of_a_head_are_the_last_layer(name):
@@ -302,7 +303,7 @@ def test_layers_of_a_head_are_the_last_layer(name):
   assert "experts" not in dense["layer_0"] and dense["layer_0"]["down"].shape == (16, 20)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_head_drafts_and_changes_no_token():
   t, params = target(NETWORKS["mixtral"]), random_params("mixtral")
   build, config = heads.HEADS["eagle"]
@@ -336,6 +337,7 @@ def test_8_bits(name):
     np.testing.assert_allclose(full_pass(name)(p, ids), want, atol=1e-3 * np.abs(want).max())
 
 
+@pytest.mark.slow
 def test_updates_of_low_rank_leave_experts_alone():
   params = random_params("llada2")
   updates = lora.start(jax.random.key(1), params, 2)
@@ -350,7 +352,7 @@ def test_updates_of_low_rank_leave_experts_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.full(but=["cpu-mixtral", "cpu-blockffn", "tpu-llada2"])
+@pytest.mark.full(but=["tpu-llada2"])
 @every_network
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_a_mesh_changes_no_token(name, platform, mesh, monkeypatch):

@@ -136,6 +136,7 @@ def directory(tmp_path_factory):
   return str(path)
 
 
+@pytest.mark.slow
 def test_load_in_8_bits(directory):
   whole = specjax.load(directory).params["params"]
   model = specjax.load(directory, jnp.bfloat16, weights="int8")

@@ -170,6 +170,7 @@ def test_nonsense_is_refused(prompt, weight, words):
     reflective(PLAIN, prompt, weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", [False, True])
 def test_the_published_layout_reads_the_draft_again_after_one_prompt(tree):
   """In a chain it is one causal pass over the text, the draft, the prompt and the draft."""

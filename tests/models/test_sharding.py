@@ -73,6 +73,7 @@ def test_tokens_do_not_depend_on_the_mesh():
   assert cached.is_equivalent_to(NamedSharding(devices, PartitionSpec("data", "model")), 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_split_network_is_the_same_function(bias):
   config = dataclasses.replace(CONFIG, qkv_bias=bias)
@@ -123,6 +124,7 @@ def test_a_checkpoint_is_read_in_the_parts_that_devices_hold(bias, dtype, tmp_pa
   assert plain.params["params"]["embedding"].shape == (32, 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["float", "int8"])
 def test_a_model_that_was_read_in_parts_decodes_the_same(weights, tmp_path):
   hf.save(tmp_path, CONFIG, random_params(), dtype=jnp.float32)

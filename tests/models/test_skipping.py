@@ -159,6 +159,7 @@ CASES = {
 PRICES = {"duo[{}/duo]": 0.0, "duo-0.7[{}/duo]": 0.7}
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["skip_decode-1*", "first-0.4*", "duo-0.7*"])
 @pytest.mark.parametrize("name", CASES)
 def test_each_token_is_read_by_its_layers(model, name):

@@ -307,6 +307,7 @@ def fingerprint(decoder) -> int:
   return hash((re.sub("0x[0-9a-f]+", "", str(program)), *constants))
 
 
+@pytest.mark.slow
 def test_a_text_that_is_sure_of_its_end_cannot_be_kept_from_it(home):
   model = loaded(str(home / "denoiser"))
   with pytest.raises(ValueError, match="accepted is a denoiser without reweighted"):
@@ -537,6 +538,7 @@ QUICK = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=QUICK)
 @pytest.mark.parametrize(("kind", "name"), PARTS)
 def test_every_part_decodes(home, kind, name):

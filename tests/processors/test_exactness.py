@@ -164,6 +164,7 @@ def case(kind: str, seed: int, temperature: float, **settings) -> Case:
   )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.full(
   but=[
     "plain-constraint",

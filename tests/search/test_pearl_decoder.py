@@ -34,6 +34,7 @@ def random_model(name: str, seed: int) -> Model:
 TARGET, OTHER = random_model("a", 0), random_model("b", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["1-2-*", "3-3-*"])
 @pytest.mark.parametrize("draft", [TARGET, OTHER], ids=["itself", "another"])
 @pytest.mark.parametrize(("block", "batch"), [(1, 2), (3, 3), (4, 1)])

@@ -75,6 +75,7 @@ def by_hand(prompt, k, new, alpha, top, temperature, stop=()):
   return sorted(drafts + ended, key=lambda x: -x[0])[:k]
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["2-*"])
 @pytest.mark.parametrize(
   ("k", "alpha", "stop"), [(3, 0.54, ()), (2, 0.3, (1, 4, 7)), (3, 0.0, (2,))]

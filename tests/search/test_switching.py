@@ -82,6 +82,7 @@ def test_bad_numbers_are_refused(wrong):
     specjax.search.switching(SMALL, other, PROMPTS, 1.0)
 
 
+@pytest.mark.slow
 def test_no_cache_is_copied():
   one, none, some = jnp.ones(1), jnp.zeros(1, jnp.int32), jnp.int32(9)
   arguments = (

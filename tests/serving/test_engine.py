@@ -291,6 +291,7 @@ def test_what_one_request_taught_helps_the_next(name):
     assert third.passes < min(first.passes, second.passes)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["options0-3", "options1-5"])
 @pytest.mark.parametrize(
   ("options", "prefills"),

@@ -30,6 +30,7 @@ def test_requests_are_decoded_as_alone(name, temperature):
     assert together[i].log_probs == pytest.approx(expected.log_probs, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache, calls", [("dense", 10), ("int8", 12)])
 def test_a_busy_row_rides_on_in_longer_caches(cache, calls, monkeypatch):
   counted, advance = [], DecodeRows.advance
@@ -56,6 +57,7 @@ def test_bad_requests_are_refused(wrong, message):
     refilled(Decoder(MODEL), PROMPTS, **{"max_new_tokens": 8} | wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["history-4", "token_recycling-4,seeded=0,kept=1"])
 def test_what_one_request_taught_helps_the_next(name):
   found = dict(refilled(Decoder(MODEL, name), [[5, 6, 7, 5, 1, 2]] * 2, 20))

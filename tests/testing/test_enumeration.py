@@ -249,6 +249,7 @@ def test_the_emitted_distribution_is_the_targets(name, pytestconfig):
       assert found < EXACT, (settings, end, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["plain, target_only", "prompt lookup, target_only", "draft model 2, token"])
 @pytest.mark.parametrize("name", METHODS)
 def test_nothing_is_before_a_prompt_of_one_token(name):
@@ -278,6 +279,7 @@ def test_the_proofs_hold_under_each_generator_and_with_64_bits(values, switch):
       assert distance(case, method, drafter_params(drafter, 0)) < EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("drafter", "verifier"),
   [(TREES["2,1"], TARGET_ONLY), (draft_model(table_model(4), 3), TOKEN)],
@@ -393,6 +395,7 @@ def test_a_flaw_is_seen(flaw):
   assert max(found) > BIASED
 
 
+@pytest.mark.slow
 def test_the_flawed_rule_without_its_flaw_is_exact():
   method = pair(TARGET, SAMPLED[2], flawed_token("none"))
   assert distance(Case(table(0)), method, drafter_params(SAMPLED[2], 0)) < EXACT

@@ -35,6 +35,7 @@ def alone(clean):
   return PackedRows(clean, slot, jnp.zeros_like(slot), jnp.ones(clean.shape, bool))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [False, True])
 def test_a_text_does_not_see_those_that_share_its_row(shift):
   rng, sizes = np.random.default_rng(0), (4, 8, 2)

@@ -66,7 +66,7 @@ def test_every_exit_learns_as_the_last():
   assert figures == same and abs(float(first - last)) > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_it_learns_and_the_embedding_stays(done):
   out = pathlib.Path(done.out)
   losses = [json.loads(x)["loss"] for x in (out / "metrics.jsonl").read_text().splitlines()]

@@ -127,6 +127,7 @@ def test_a_conversation_ends_with_an_answer():
     script.rows_of([COPY, COPY[:1]], 10, TEMPLATES["plain"], tokenizer, 0)
 
 
+@pytest.mark.slow
 def test_a_model_goes_on_from_where_it_was(run, tmp_path):
   config = changed(
     run, start=f"{run.out}/model", out=str(tmp_path), words=False, layers=7, steps=2, rate=1e-9,

@@ -116,6 +116,7 @@ def test_a_run_gives_a_student(list_denoiser, tmp_path, rank):
     script.main(changed(config, rank=5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [False, True])
 def test_a_noisy_block_is_said_as_in_decoding(block_denoiser, shift):
   """As the network says it of a row that ends with the block, whatever comes later in the row."""

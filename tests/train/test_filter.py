@@ -19,6 +19,7 @@ from specjax.train.recipe.traces import collect
 W = 4  # that of `block_denoiser`, too
 
 
+@pytest.mark.slow
 def test_traces_follow_the_models_own_answers(list_denoiser):
   model = load(list_denoiser)
   prompts = [model.chat(r["question"]) for r in lists.records(1, 8)]
@@ -64,6 +65,7 @@ def test_the_threshold_is_the_least_that_is_precise(said, right, precision, pass
 
 
 @pytest.mark.slow
+@pytest.mark.full(but=["block_denoiser*"])
 @pytest.mark.parametrize(("model", "block"), [("list_denoiser", W), ("block_denoiser", None)])
 def test_a_run_gives_a_filter_that_decodes(request, tmp_path, model, block):
   model = request.getfixturevalue(model)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from specjax.data.packing import pack
 from specjax.models.config import Config
@@ -14,6 +15,7 @@ CONFIG = Config(
 )
 
 
+@pytest.mark.slow
 def test_a_shifted_model_says_a_slot_by_the_state_before_and_sees_what_is_used():
   params, rng = init(CONFIG, jax.random.key(0)), np.random.default_rng(0)
   tokens, used = (

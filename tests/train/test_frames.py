@@ -47,6 +47,7 @@ def test_the_loss_sums_over_all_alignments():
   np.testing.assert_allclose(got, np.mean(values), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_positions_without_a_known_token_count_nothing():
   logits, labels, known = cases()
   value, gradient = jax.value_and_grad(frames.loss)(jnp.asarray(logits), labels, known & False)

@@ -335,6 +335,7 @@ def test_a_target_in_bfloat16_trains_weights_in_float32(run, tmp_path, final_sta
   assert sum(r.passes for r in drafted) < sum(r.passes for r in plain)
 
 
+@pytest.mark.slow
 def test_a_loss_of_ones_own_trains_a_head_and_its_weight_is_read(like, monkeypatch):
   monkeypatch.setitem(losses.TERMS, "twice", lambda x, weight: 2 * losses.hard(x, weight))
   own, hard = (
@@ -473,6 +474,7 @@ def test_a_target_without_a_template_is_refused(tiny_heads, tmp_path, monkeypatc
     heads.main(changed(tiny_heads, out=str(tmp_path), answer_field=answer_field))
 
 
+@pytest.mark.slow
 def test_questions_that_fill_the_target_are_left_out(tiny_heads, tmp_path):
   data, path = tmp_path / "long.jsonl", tmp_path / "answers.jsonl"
   texts = ["3 pens and 4?", "12345 " * 30, "1234" * 10, "5 cups and 1?"]

@@ -27,7 +27,7 @@ def report_of(config) -> dict:
     return json.load(file)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_new_model_and_a_head_for_it(warm, tiny_joint, tmp_path):
   config = changed(tiny_joint, out=str(tmp_path))
   joint.main(config)

@@ -142,6 +142,7 @@ def test_marks_that_say_nothing_are_refused(record, words):
     marked(random_model(), RIGHT | record, 2, "question", "answer")
 
 
+@pytest.mark.slow
 def test_marked_states_are_those_of_each_text_alone():
   model = random_model()
   records = [

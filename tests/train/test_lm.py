@@ -80,6 +80,7 @@ def test_other_data_do_not_continue_a_run(lm_run, tmp_path):
     lm.main(changed(lm_run, data=str(tmp_path / "fewer.jsonl")))
 
 
+@pytest.mark.slow
 def test_a_moved_run_and_moved_data_continue(lm_run, tmp_path):
   shutil.copytree(lm_run.out, tmp_path / "moved")
   shutil.copy(lm_run.data, tmp_path / "copy.jsonl")
@@ -117,6 +118,7 @@ def test_what_cannot_be_trained_is_refused(tiny, tmp_path, change, words):
     lm.main(changed(tiny, out=str(tmp_path), **change))
 
 
+@pytest.mark.slow
 def test_a_mistake_can_be_corrected_in_the_same_directory(tiny, tmp_path):
   with pytest.raises(ValueError, match="batch=1000"):
     lm.main(changed(tiny, out=str(tmp_path), batch=1000))

@@ -18,7 +18,7 @@ def losses_of(config) -> list[float]:
     return [json.loads(line)["loss"] for line in file]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_cut_run_goes_on_learns_and_decodes(tiny_heads, tmp_path, final_state, monkeypatch):
   whole = changed(
     tiny_heads, out=f"{tmp_path}/whole", head=MaskedSlotsConfig(2, rank=4), steps=30, save_every=10

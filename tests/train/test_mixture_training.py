@@ -12,8 +12,7 @@ from specjax.train import lm
 from specjax.train.recipe.config import Network
 
 
-@pytest.mark.slow
-@pytest.mark.full(but=["softmax"])
+@pytest.mark.full
 @pytest.mark.parametrize("router", ["softmax", "relu"])
 def test_a_mixture_learns_and_decodes(router, tiny, tmp_path):
   config = changed(tiny, out=str(tmp_path / "run"), experts=4, router=router, mlp_width=24)

@@ -101,8 +101,7 @@ def test_several_processes_train_what_one_does(count, fsdp, alone, tmp_path):
       agree(str(moved), alone.out)
 
 
-@pytest.mark.slow
-@pytest.mark.full(but=["eagle"])
+@pytest.mark.full
 @pytest.mark.parametrize(
   "head", [MedusaConfig(depth=3), EagleConfig(depth=2)], ids=["medusa", "eagle"]
 )

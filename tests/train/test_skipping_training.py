@@ -129,7 +129,7 @@ def test_a_small_mlp_begins_as_the_strongest_part_of_the_big_one():
   np.testing.assert_allclose(*found, rtol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_small_mlps_learn_and_routers_hold_the_budget(config, tmp_path):
   shared = {f.name: getattr(config, f.name) for f in dataclasses.fields(duo.reading.Config)}
   options = duo.Config(**shared | {"out": str(tmp_path), "keep": 0.4, "router_rate": 1e-2})

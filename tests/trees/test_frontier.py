@@ -81,6 +81,7 @@ def test_the_worthiest_nodes_are_kept(numbers):
     assert set(found) == set(grown(tree, table(seed)))
 
 
+@pytest.mark.slow
 def test_a_level_has_its_width_at_most():
   tree = DySpec(7, 3, 3, width=2)
   found = filled(tree, table(0))

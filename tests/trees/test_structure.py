@@ -78,6 +78,7 @@ def test_path_to():
     assert got[b].tolist() == path + [node[b]] * (D + 1 - len(path))
 
 
+@pytest.mark.slow
 def test_connected():
   hit = np.random.default_rng(2).random((B, N)) < 0.7
   got = jax.jit(connected, static_argnums=2)(hit, PARENT, D)

@@ -140,6 +140,7 @@ def with_multiplicity(p, q, widths, alive: int = 1) -> float:
   return tokens
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["widths1"])
 @pytest.mark.parametrize("widths", [(2,), (2, 1), (3, 1), (2, 1, 1)])
 def test_k_seq_keeps_equal_beginnings_together(widths):

@@ -43,6 +43,7 @@ def test_the_distribution_of_bfloat16_logits_is_float32():
   np.testing.assert_array_equal(log_probs, warp(logits.astype(jnp.float32), settings))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["block", "recursive"])
 def test_bfloat16_models_are_sampled_exactly(name):
   """Logits of both models have 8 bits; what is emitted is the distribution of these very logits."""
@@ -94,6 +95,7 @@ def test_a_refusal_that_cannot_happen_draws_from_p(name):
   assert int(verdict.tokens[0, 0]) in (1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_nan_is_never_a_token(name):
   """The row fails and emits nothing, whatever the rule does with a distribution of NaN."""

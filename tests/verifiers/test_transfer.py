@@ -52,6 +52,7 @@ def test_the_first_token_follows_the_formula(eta, alpha):
   assert np.abs(want - p).sum() > 0.02
 
 
+@pytest.mark.slow
 def test_without_a_shift_it_is_exact_and_says_so():
   assert transfer(0.0).exactness == "EXACT" and transfer(0.1).exactness.startswith("LOSSY")
   rule = method(table_model(V), draft_model(table_model(V), 3), transfer(0.0))

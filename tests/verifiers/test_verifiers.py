@@ -103,6 +103,7 @@ def test_token_accepts_as_many_as_the_closed_form(gamma, want):
   np.testing.assert_allclose(weight @ np.asarray(verdict.count), want, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_token_accepts_everything_when_the_distributions_agree():
   rng = np.random.default_rng(0)
   log_probs = jax.nn.log_softmax(jnp.asarray(rng.normal(size=(B, D + 1, V)), jnp.float32))

@@ -78,6 +78,7 @@ def compare(state: Lookahead, b: int, row: Row) -> None:
     assert [tuple(x) for x in follow[known].tolist()] == row.pool[token][::-1]
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["3-4-2-1"])
 @pytest.mark.parametrize("name", ["5-7-7-1", "3-4-2-1", "4-2-3-0", "2-3-2-1", "3-1-2-0", "2-1-1-1"])
 def test_windows_and_pools_of_many_rounds(name):

@@ -117,6 +117,7 @@ def test_a_coupling_keeps_what_it_can():
   np.testing.assert_allclose(np.trace(joint, axis1=1, axis2=2), np.minimum(p, q).sum(1), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_kept_over_many_rounds():
   """The published loop takes the least accepted row of a batch for all; here each has its own."""
   rng, V, D, B = np.random.default_rng(1), 5, 4, 3

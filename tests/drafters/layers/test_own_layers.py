@@ -69,6 +69,7 @@ def chain_pass(params, draft):
   return EVALUATE(params, text().cache, draft.tokens, draft.depth, mask, tuple(range(L)))
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["some"])
 @pytest.mark.parametrize("run", [RUN, np.ones((L, 2), bool)], ids=["some", "all"])
 def test_a_draft_is_what_these_layers_find_likeliest(run):

@@ -74,6 +74,7 @@ def test_it_copies_where_the_papers_loop_copies(given):
   assert copied > 50 and apart > 50
 
 
+@pytest.mark.slow
 def test_a_source_that_is_the_answer_is_copied_whole(tmp_path):
   model, prompt = cut(), "Q: Ann has 3 apples and buys 4.\nA:"
   plain = Decoder(model)([prompt], 24)[0]

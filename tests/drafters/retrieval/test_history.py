@@ -78,6 +78,7 @@ def test_an_answer_is_drafted_when_it_is_asked_for_again():
   ).weights.drafter.shape == (100,)
 
 
+@pytest.mark.slow
 def test_answers_of_another_day_are_drafted(tmp_path):
   model, prompts = cut(), ["Q: Ann has 3 apples and buys 4.", "Q: Bob has 9 pears and eats 2."]
   first = Decoder(model, "history-8", batch=2)(prompts, 24)

@@ -103,6 +103,7 @@ def test_nothing_is_found_across_two_texts():
     assert draft.tokens[0, 1:][draft.valid[0, 1:]].tolist() == want
 
 
+@pytest.mark.slow
 def test_ids_beyond_16_bits_are_kept(tmp_path):
   path = tmp_path / "store.npz"
   datastore.save(path, datastore.build([[70000, 1, 2**17]]), 2**18)

@@ -179,6 +179,7 @@ def writes(program: str, shape: tuple[int, ...]) -> set[str]:
   return set(re.findall(rf"= s32\[{','.join(map(str, shape))}\]\S* ([\w-]+)\(", program))
 
 
+@pytest.mark.slow
 def test_the_loop_does_not_copy_the_memory():
   size, B = 40, 2
   target = table_model(size)
