@@ -511,7 +511,7 @@ class Verify(Protocol):
   """Decides what is accepted of a draft.
 
   Args:
-    params: the rule's own, () for most.
+    params: the verifier's own, () for most.
     log_probs: f32[B, N, V], the target's after every node.
     features: the target's, at every node.
     noise: tosses the coins and draws the token after the accepted ones.
@@ -537,8 +537,8 @@ class Verifier(NamedTuple):
   Attributes:
     name: what `specjax list` shows.
     exactness: "GREEDY-EXACT", "EXACT" or "LOSSY", with its parameter when lossy.
-    accepts: the proposals for which the rule is exact, or, if it is lossy, defined.
-    temperature: "zero" for rules that follow the argmax, "any" otherwise.
+    accepts: the proposals for which the verifier is exact, or, if it is lossy, defined.
+    temperature: "zero" for verifiers that follow the argmax, "any" otherwise.
   """
 
   name: str

@@ -32,7 +32,7 @@ from specjax.trees.structure import ancestors, gather
 class Method(NamedTuple):
   """What is fixed when the loop is compiled.
 
-  `decoding.method.method` builds it, and checks that the rule is exact for the draft.
+  `decoding.method.method` builds it, and checks that the verifier is exact for the draft.
 
   Attributes:
     narrow: the numbers of nodes, below N, for which a pass is compiled too; see

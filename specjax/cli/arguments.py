@@ -80,8 +80,8 @@ class Generate(Decode):
   Attributes:
     drafter: how to guess, such as medusa-16, eagle/dynamic-16,depth=5,beam=4,
       draft_model-8[PATH]/adaedl-0.7 or eagle+prompt_lookup; `specjax list` shows all names.
-    verifier: rule of acceptance, such as typical-0.2 or judge-0.9[PATH]; by default greedy at
-      temperature 0, else the rule that is exact for the drafter.
+    verifier: which guesses are kept, such as typical-0.2 or judge-0.9[PATH]; by default greedy at
+      temperature 0, else the verifier that is exact for the drafter.
     processors: what changes the logits, such as penalties-1.3,presence=0.2.
     regex: what every new text must match from end to end.
     json_schema: file of a JSON Schema that every new text must follow; needs specjax[grammar].
@@ -134,7 +134,7 @@ class Serve(ModelOptions):
 
   Attributes:
     drafter: how to guess, as for `generate`.
-    verifier: rule of acceptance; target_only says at a seed what plain sampling says, and at
+    verifier: which guesses are kept; target_only says at a seed what plain sampling says, and at
       temperature 0 what greedy decoding says.
     stop: ids of tokens that end every answer, besides the model's own and a request's.
     stop_words: texts that end every answer, as for `generate`.
@@ -224,9 +224,9 @@ class Memory(ModelOptions):
 
   Attributes:
     drafter: how to guess, as for `generate`.
-    verifier: rule of acceptance, as for `generate`.
+    verifier: which guesses are kept, as for `generate`.
     cache: how the text is kept, as for `generate`.
-    temperature: of the distribution; it decides the rule where none is given.
+    temperature: of the distribution; it decides the verifier where none is given.
     batch: prompts decoded together.
     prompt_tokens: length of the longest prompt.
     max_new_tokens: budget per prompt.

@@ -110,8 +110,8 @@ def run_generate(args: Generate) -> None:
     return
   for item, r in _decoded(args, items, decoder):
     rate = f"{r.emitted / r.passes:.2f} per pass"
-    rule = {"verifier": r.verifier, "exactness": r.exactness}
-    _print(args, item, r, rule, f"{r.emitted} tokens, {rate}, {decoder.label}")
+    used = {"verifier": r.verifier, "exactness": r.exactness}
+    _print(args, item, r, used, f"{r.emitted} tokens, {rate}, {decoder.label}")
 
 
 def _run_best_of(args: Generate, items: Sequence[prompts.Item], decoder: Decoder) -> None:

@@ -58,7 +58,7 @@ class Result:
     seconds: decoding time of the prompt's batch, compilation excluded.
     prefill_seconds: time of the batch's prefill, compilation excluded.
     method: canonical name of the drafter, or of the denoising policy with its decorations.
-    verifier: canonical name of the rule; "" for a masked diffusion model.
+    verifier: its canonical name; "" for a masked diffusion model.
     exactness: the verifier's label, with its parameter if it is LOSSY; "" where there is none.
     closing: the first of `tokens` at which a text of a regular expression, a JSON Schema or a
       grammar was kept from another choice, since no end would have fitted into its budget behind

@@ -1,8 +1,8 @@
 """A conversation whose caches are kept from turn to turn.
 
 New tokens are read by the rounds of the loop itself: they lie behind the committed text, a chain of
-them is the draft, and a rule accepts all of it. The target's cache and the drafter's memory then
-follow as after any round, whatever the drafter is.
+them is the draft, and a verifier accepts all of it. The target's cache and the drafter's memory
+then follow as after any round, whatever the drafter is.
 
 Letters: B batch, S capacity, N nodes of a chain that is read.
 """

@@ -52,7 +52,7 @@ class Decoder:
   Args:
     model: the target.
     drafter: a Drafter, a Head whose guesses fill `tree`, or a smaller Model that drafts.
-    verifier: a Verifier; None is the rule that is exact for the drafter.
+    verifier: a Verifier; None is the verifier that is exact for the drafter.
     tree: for a head or a draft model, a tree of `specjax.trees` or a list of rank paths.
     draft_length: a DraftLength, which ends the chain of a draft model.
     processors: Processors of the target's logits.
@@ -102,20 +102,20 @@ class Decoder:
     stop_words = checks.texts("stop_words", stop_words)
     self.model, self.batch, self.seed = model, batch, seed
     self.name, guess, weights = build_drafter(model, drafter, tree, draft_length)
-    self.verifier, rule, judge, target = build_verifier(
+    self.verifier, found, judge, target = build_verifier(
       model, verifier, guess, self.sampling.temperature
     )
     self.cache, over = build_cache(model, cache)
     if over is not model.target:
       if target is not model.target:
         raise ValueError(f"cache={self.cache!r}: accepted is a verifier without reflection.")
-      target, rule = over, rule._replace(exactness=f"LOSSY ({self.cache})")
+      target, found = over, found._replace(exactness=f"LOSSY ({self.cache})")
     self._used, self.stop_words, self.stop = build_processors(
       model, processors, regex, json_schema, (*model.stop, *stop), stop_words
     )
     self._processors = tuple(one.params for one in self._used)
     called = tuple(one.processor for one in self._used)
-    self.method = method(target, guess, rule, called, model.narrow_passes(guess))
+    self.method = method(target, guess, found, called, model.narrow_passes(guess))
     self.weights = speculate.Weights(model.params, weights, judge)
     self._warm: set[tuple[int, int]] = set()
 

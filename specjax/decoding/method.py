@@ -1,4 +1,4 @@
-"""A target, a drafter and a rule put together, if the rule is exact for the draft."""
+"""A target, a drafter and a verifier put together, if the verifier is exact for the draft."""
 
 from specjax.base import Drafter, Processor, Target, Verifier
 from specjax.speculate import Method

@@ -2,7 +2,7 @@
 
 A drafter asks `stop` once per draft token and `update` once per round. A policy that is asked
 before a token is drawn looks at distributions; one that is asked afterwards, and keeps the token,
-looks at the token too. Neither sees the coins of the round, so every rule of acceptance stays
+looks at the token too. Neither sees the coins of the round, so every verifier stays
 exact. To look at a token and then drop it changes q: the draft is a "truncated" proposal.
 
 Hyper-parameters are arrays in the state, so rows may differ in them, and a state from another

@@ -73,7 +73,7 @@ def stateless(name: str, depth: int, guess: Callable[[Context], Array]) -> Draft
 def none() -> Drafter:
   """Drafts nothing: plain decoding, in the same loop.
 
-  This is the loop with N = 1; its empty chain is exact under every rule.
+  This is the loop with N = 1; its empty chain is exact under every verifier.
 
   Measured: 1.00 tokens per pass (gsm8k)
   """

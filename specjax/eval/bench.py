@@ -31,7 +31,7 @@ FOOTNOTE = (
 
 
 def make_decoder(model: Model, name: str, config: Config) -> Decoder:
-  """The decoder of a name in `Config.drafters`; plain decoding has its own rule."""
+  """The decoder of a name in `Config.drafters`; plain decoding has its own verifier."""
   return Decoder(
     model,
     name,
@@ -108,8 +108,8 @@ def shortfall(
 ) -> dict[str, float] | None:
   """How often a child of the root is accepted and how often it could be; see `eval.optimal`.
 
-  None for greedy decoding and lossy rules, for proposals without a closed form, and for DySpec's
-  trees, whose number of siblings depends on what was drawn.
+  None for greedy decoding and lossy verifiers, for proposals without a closed form, and for
+  DySpec's trees, whose number of siblings depends on what was drawn.
   """
   known = run.decoder.method.drafter.proposal in optimal.KNOWN and "/dyspec" not in label
   if label == PLAIN or config.temperature == 0 or run.lossy or not known:

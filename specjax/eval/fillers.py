@@ -8,9 +8,9 @@ second from times that are measured on this device (see `choice`):
   replacement, measured here (`eval.sequoia`). The trees are those of Sequoia's dynamic program.
 
 The times of some sizes are measured and those between them estimated, as each compiles a program.
-The estimate leaves out the rule and the bookkeeping of a round, about the same for every draft, and
-rows of a batch that end early. Of trees that take a new shape in each round nothing is expected;
-one has the size of the fixed tree that promises most.
+The estimate leaves out the verifier and the bookkeeping of a round, about the same for every draft,
+and rows of a batch that end early. Of trees that take a new shape in each round nothing is
+expected; one has the size of the fixed tree that promises most.
 
 Letters: B batch, N tree nodes, D depth, R ranks.
 """

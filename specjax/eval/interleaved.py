@@ -37,7 +37,7 @@ class Runs:
 
   @property
   def lossy(self) -> bool:
-    """Whether the rule of acceptance may change the distribution."""
+    """Whether the verifier may change the distribution."""
     return self.decoder.method.verifier.exactness.startswith("LOSSY")
 
 

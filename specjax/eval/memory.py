@@ -31,7 +31,7 @@ class Memory(NamedTuple):
 
   Attributes:
     weights: of the target, once for every layout in which its matrices lie.
-    parts: weights of the drafter and of the rule.
+    parts: weights of the drafter and of the verifier.
     cache: keys and values of the target.
     state: what the drafter keeps, texts and log-probabilities.
     prefill, round: what is set aside besides for the prompts, and for a round.

@@ -1,7 +1,7 @@
-"""How far a pair of drafter and rule is from the best rule for the same drafts.
+"""How far a pair of drafter and verifier is from the best verifier for the same drafts.
 
 At the root of every round the distributions p and q are known, and so is alpha*, the largest
-probability with which an exact rule can accept one of the root's children
+probability with which an exact verifier can accept one of the root's children
 (`theory.optimal_acceptance`). Its mean is compared with how often the loop accepted one.
 
 Letters: B batch, N tree nodes, V vocabulary.

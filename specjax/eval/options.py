@@ -33,7 +33,7 @@ class Bench(_Measurement):
   Attributes:
     drafters: names such as medusa-16, eagle/tree[FILE.json] or draft_model[PATH]/adaedl.
     seed: seed of the sampling noise.
-    verifier: rule for the drafters, such as judge[PATH]; by default the exact one.
+    verifier: of the drafters, such as judge[PATH]; by default the exact one.
     stop: ids of tokens that end a text, besides the model's own.
     stop_words: texts that end a text; special tokens, too.
     tune: whether drafters that are named without numbers are first tuned on our own questions, as

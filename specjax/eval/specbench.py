@@ -187,15 +187,17 @@ def mismatches(run: Runs, plain: Runs, greedy: bool) -> list[dict[str, Any]]:
 
 def summed(run: Runs, plain: Runs, config: Config) -> dict[str, Any]:
   """The figures of one method, overall and by category, with its mismatches."""
-  rule = run.decoder.method.verifier
+  verifier = run.decoder.method.verifier
   kinds = {a.batch: a.category for a in run.results}
   category = np.array([kinds[i] for i in range(len(kinds))])
   mine, other = totals(run), totals(plain)
   chosen = {OVERALL: slice(None)} | {c: category == c for c in dict.fromkeys(kinds.values())}
   return {
-    "verifier": rule.name, "exactness": rule.exactness, "lossy": run.lossy,
+    "verifier": verifier.name, "exactness": verifier.exactness, "lossy": run.lossy,
     "nodes": run.decoder.method.drafter.nodes,
-    "must_equal_plain": not run.lossy and (config.temperature == 0 or rule.name == "target_only"),
+    "must_equal_plain": (
+      not run.lossy and (config.temperature == 0 or verifier.name == "target_only")
+    ),
     "unstable_batches": run.unstable,
     "figures": {c: figures(mine[:, x], other[:, x]) for c, x in chosen.items()},
     "divergences": mismatches(run, plain, config.temperature == 0),

@@ -91,7 +91,7 @@ def jakiro(target: LayeredTarget, config: JakiroConfig) -> Attending:
   cross-entropy, trains the first pass alone, and weighs the contrast 0.5. Here every depth learns
   from the head's own states, as the tail must where it is used, and the tail of 5 depths weighs
   0.8 ** 4 = 0.41. The variant in which each expert fills branches of its own is not offered: a head
-  has one distribution per node, from which rules above temperature 0 correct.
+  has one distribution per node, from which verifiers above temperature 0 correct.
 
   Measured: 3.30 tokens per pass (heads_short)
   """

@@ -92,8 +92,8 @@ def sorted_exits(model: Target, least: float = 0.5, every: int = 2) -> Target:
   S2D (Kavehzadeh et al. 2024, arXiv 2407.01955), for models whose exits were trained, see
   `train.draft_model --exit-every`. One such model drafts for several targets, each with a `least`
   of its own. The confidence is known before a token is drawn, at temperature 1, so that what is
-  drawn has the distribution of the exit, and every rule stays exact. A pass runs layers that some
-  row of the batch needs; no row's logits depend on it.
+  drawn has the distribution of the exit, and every verifier stays exact. A pass runs layers that
+  some row of the batch needs; no row's logits depend on it.
 
   Measured: 2.54 tokens per pass (draft_models)
   Train: python -m specjax.train.draft_model --model gsm8k-7m --data questions.jsonl --out

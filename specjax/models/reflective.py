@@ -35,7 +35,7 @@ def reflective(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> 
   """A second reading of each token, after a prompt to reflect, counts in part.
 
   The method is that of arXiv 2505.18629, whose weight is 0.3. It is LOSSY where the distribution of
-  `target` is wanted. It has a distribution of its own, for which every drafter, every rule and
+  `target` is wanted. It has a distribution of its own, for which every drafter, every verifier and
   plain decoding are as exact as for any other target: only `evaluate` differs, so every emitted
   token follows that distribution, and the cache holds what the cache of `target` would.
 

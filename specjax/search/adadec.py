@@ -2,8 +2,8 @@
 
 He et al. 2025 (arXiv 2506.08980). Where the entropy of the next token is high, each of the
 likeliest candidates is continued greedily for a few tokens, and the candidate whose continuation
-has the highest mean log-probability is taken. It has a law of its own, that of no rule: no draft is
-verified here. At an infinite threshold it is greedy decoding.
+has the highest mean log-probability is taken. It has a law of its own, that of no verifier: no
+draft is verified here. At an infinite threshold it is greedy decoding.
 
 Letters: K candidates, S capacity of texts, T prompt length, M stop tokens, V vocabulary.
 """

@@ -1,7 +1,7 @@
 """Several samples of every prompt, of which one is taken.
 
 The samples are rows of a `Decoder`'s batches with noise of their own, so that every drafter and
-rule serves. One sample has the law of the rule; the one that is taken has another one.
+verifier serves. One sample has the law of the verifier; the one that is taken has another one.
 """
 
 import collections

@@ -45,7 +45,8 @@ class Engine:
 
   A request draws the tokens that a `Decoder` of its seed and settings draws for its prompt alone,
   whoever its neighbours are and whenever it is admitted. For requests of any temperature the
-  decoder needs a rule such as target_only: with it, greedy ones get plain greedy decoding's tokens.
+  decoder needs a verifier such as target_only: with it, greedy ones get plain greedy decoding's
+  tokens.
 
   Args:
     decoder: the method. Its settings, seed, JSON Schema and penalties are those of requests that

@@ -1,6 +1,6 @@
 """What proves a decoding method: a table language model, scripted drafts, enumeration, samples.
 
-A new rule or drafter is proven in a few lines, by exact enumeration and by samples; `method` is
+A new verifier or drafter is proven in a few lines, by exact enumeration and by samples; `method` is
 that of `decoding.method`:
 
     case = Case(np.asarray(random_table(0, 3)["logits"]), temperature=0.7, top_p=0.8)

@@ -1,4 +1,4 @@
-"""Drafters that know nothing: a rule that is lossless with them is lossless with any drafter.
+"""Drafters that know nothing: a verifier that is lossless with them is lossless with any drafter.
 
 Letters: B batch, N tree nodes.
 """

@@ -5,7 +5,7 @@ digits of r are the outcomes in row r of one large batch, so the batch plays all
 and the probability of a row follows from the distributions with which its choices were asked.
 Summed over rows, and completed to a common length with the target's distribution, this is the joint
 distribution of the emitted tokens, which equals the target's for an exact method. A proof needs
-several tables: a biased rule can be right on one of them.
+several tables: a biased verifier can be right on one of them.
 
 Letters: B batch, N tree nodes, D maximum draft depth, V vocabulary, L length of the sequences.
 """
@@ -223,8 +223,8 @@ def emitted_distribution(
 ) -> Distribution:
   """The distribution of the first L tokens: `rounds` rounds by `method`, then the target.
 
-  One round proves a rule, since rounds start from committed text only; two rounds also prove the
-  state that the first leaves.
+  One round proves a verifier, since rounds start from committed text only; two rounds also prove
+  the state that the first leaves.
 
   Args:
     case: what is decoded; its table is the target's params.

@@ -1,7 +1,7 @@
 """Faults to inject into a method, which a proof must find.
 
-Each takes a method and breaks it in one place, in a way in which real programs are broken. A rule
-that never reads q, such as target_only, is right not to depend on a wrong one.
+Each takes a method and breaks it in one place, in a way in which real programs are broken. A
+verifier that never reads q, such as target_only, is right not to depend on a wrong one.
 
 Letters: B batch, N tree nodes, V vocabulary.
 """
@@ -31,7 +31,7 @@ def _drafting(method: Method, change: Callable[[Draft], Draft]) -> Method:
 
 
 def _judging(method: Method, change: Callable[[Draft, Array], tuple[Draft, Array]]) -> Method:
-  """The method with `change` made to what its rule reads, (draft, log p)."""
+  """The method with `change` made to what its verifier reads, (draft, log p)."""
   verifier = method.verifier
 
   def verify(params: Params, draft: Draft, log_probs: Array, *rest, **named) -> Verdict:
@@ -41,7 +41,7 @@ def _judging(method: Method, change: Callable[[Draft, Array], tuple[Draft, Array
 
 
 def _reading(method: Method, change: Callable[[Array, Array], tuple[Array, Array]]) -> Method:
-  """The method with `change` made to (log q, log p), f32[B, N, V] each, before its rule."""
+  """The method with `change` made to (log q, log p), f32[B, N, V] each, before its verifier."""
 
   def of_draft(draft: Draft, log_p: Array) -> tuple[Draft, Array]:
     assert draft.log_probs is not None, "a fault of q needs a draft with a distribution"
@@ -57,7 +57,7 @@ def row_of_the_child(method: Method) -> Method:
 
 
 def p_for_q(method: Method) -> Method:
-  """The rule reads p in place of q."""
+  """The verifier reads p in place of q."""
   return _judging(method, lambda draft, log_p: (draft._replace(log_probs=log_p), log_p))
 
 

@@ -3,7 +3,7 @@
 It keeps a real cache, of token ids, and finds the token before a node as attention would: among the
 nodes it sees at the depth above, or for the root in the cache's last row. A wrong mask, a wrong
 commit or a row off by one gives another distribution, so a proof on this model covers the loop as
-well as the rule.
+well as the verifier.
 
 Letters: B batch, N tree nodes, T prompt length, S cache length, V vocabulary.
 """

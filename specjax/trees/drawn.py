@@ -1,4 +1,4 @@
-"""Fixed trees whose children are drawn from a head's distribution, for rules that correct for q.
+"""Fixed trees whose children are drawn from a head's distribution, for verifiers that read q.
 
 Letters: B batch, N nodes, W nodes of one level, R children of a node, V vocabulary.
 """

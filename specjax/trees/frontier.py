@@ -1,8 +1,8 @@
 """Drawn trees of another shape in each round: a level keeps the most promising of its draws.
 
 Whether a draw is kept must be decided before its token is known (or, for stochastic beams,
-independently of it given the draws before). To look first and then keep is biased under any rule
-that uses q.
+independently of it given the draws before). To look first and then keep is biased under any
+verifier that uses q.
 
 Letters: B batch, N nodes, D depth, W nodes kept per level, K children of a node, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""Rules of acceptance, one file each."""
+"""Verifiers, one file each."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What rules for drawn chains share: log q, coins, and the token after the accepted ones."""
+"""What verifiers for drawn chains share: log q, coins, and the token after the accepted ones."""
 
 import jax.numpy as jnp
 from jax import Array

@@ -1,4 +1,4 @@
-"""Judge decoding: a head on the target's states may accept tokens that the exact rule refuses."""
+"""Judge decoding: a head on the target's states may accept tokens that exact verifiers refuse."""
 
 import functools
 from typing import NamedTuple
@@ -50,7 +50,7 @@ def judge(threshold: float = 0.5) -> Verifier:
   Train: python -m specjax.train.judge
 
   Args:
-    threshold: 1 leaves the exact rule, a lower one accepts more.
+    threshold: 1 leaves the exact verifier, a lower one accepts more.
   """
 
   def verify(

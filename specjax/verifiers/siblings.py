@@ -1,4 +1,4 @@
-"""The distributions from which children were drawn, by proposal, for rules that correct for q.
+"""The distributions from which children were drawn, by proposal, for verifiers that correct for q.
 
 Letters: B batch, N tree nodes, V vocabulary.
 """

@@ -60,10 +60,10 @@ def speculative_jacobi(target: Target, nodes: int = 8) -> Drafter:
   after the last one, at first the last D tokens of the prompt.
 
   A new guess y_j is distributed as its p_j, given all guesses of all passes at the positions before
-  j: x_j was so as its q_j, and p_j is a function of those positions. The rules that go from token
-  to token need no more, so they are exact. But p_j+1 knows x_j, and so tells about y_j: given the
-  distributions of the whole chain, y_j is not distributed as p_j. A rule that weighs whole chains,
-  as "block" does, is biased. This is the proposal "coupled".
+  j: x_j was so as its q_j, and p_j is a function of those positions. The verifiers that go from
+  token to token need no more, so they are exact. But p_j+1 knows x_j, and so tells about y_j: given
+  the distributions of the whole chain, y_j is not distributed as p_j. A verifier that weighs whole
+  chains, as "block" does, is biased. This is the proposal "coupled".
 
   The state is 4 D (2 V + 1) bytes per row, 2.8 MB for 49152 tokens and 7 guesses. At temperature 0
   this is Jacobi decoding.

@@ -2,7 +2,7 @@
 
 Its rows see the target's cache and each other, and never enter the cache: nothing is copied, and
 nothing is undone after a refusal. The likeliest token is always taken, so that drafts are
-deterministic, and a rule that follows the target alone is exact at any temperature.
+deterministic, and a verifier that follows the target alone is exact at any temperature.
 
 Letters: B batch, D depth, A = D + 1 rows, E width, V vocabulary, L layers, W tokens of a window.
 """

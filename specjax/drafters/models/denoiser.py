@@ -17,9 +17,9 @@ from specjax.trees.structure import chain, gather
 def denoiser(model: Denoiser, target: Target, nodes: int = 9, canvas: int | None = None) -> Drafter:
   """In one pass a denoiser fills D masked slots after the text, greedily.
 
-  This is Guided Diffusion of FlashDLM (2025, arXiv 2505.21467, section 4) with exact rules.
+  This is Guided Diffusion of FlashDLM (2025, arXiv 2505.21467, section 4) with exact verifiers.
   There an autoregressive model checks the denoiser's tokens, and where the two do not agree the
-  denoiser's is taken: the text has neither model's distribution. Here an exact rule keeps the
+  denoiser's is taken: the text has neither model's distribution. Here an exact verifier keeps the
   target's.
 
   A denoiser sees both sides, so nothing is kept from round to round: each pass reads the whole

@@ -56,7 +56,7 @@ def rapid(drafter: Drafter, chunks: int = 8, size: int = 512) -> Drafter:
   """The draft model reads chunks of a long prompt: those that matter for its end.
 
   RAPID (Chen et al. 2025, arXiv 2502.20330) without its rule, which is `transfer`: under any other
-  rule nothing changes but the speed. The chunks are chosen once per request, on the device. The
+  verifier nothing changes but the speed. The chunks are chosen once per request, on the device. The
   draft model's cache is as long as what it reads and what is generated, and its positions are those
   of the shortened text.
 

@@ -29,8 +29,8 @@ def whole(params: Params, layer: int, block: TransformerBlock, x: Array) -> tupl
 class Skipping(NamedTuple):
   """A choice of layers by the prompt and the position alone, and of MLPs by a token's own stream.
 
-  So what is said after a text does not depend on how it was drafted, and every drafter and rule is
-  exact for it.
+  So what is said after a text does not depend on how it was drafted, and every drafter and verifier
+  is exact for it.
 
   Attributes:
     name: as it is typed.

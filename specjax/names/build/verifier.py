@@ -1,4 +1,4 @@
-"""Rules of acceptance from names."""
+"""Verifiers from names."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,24 +25,24 @@ def _judge(model: Model, part: Part, name: str) -> Params:
     return load_judge(path, model.config)
 
 
-# Of rules that are trained.
+# Of verifiers that are trained.
 WEIGHTS: dict[str, Callable[[Model, Part, str], Params]] = {"judge": _judge}
 
 
 def exact_verifier(drafter: Drafter, temperature: float) -> str:
-  """The exact rule that accepts the most; at temperature 0 it is greedy."""
+  """The exact verifier that accepts the most; at temperature 0 it is greedy."""
   if temperature == 0:
     return "greedy"
-  rules = {
+  by_proposal = {
     "deterministic": "target_only", "chain": "block", "truncated": "block", "coupled": "token",
   }  # fmt: skip
-  return rules.get(drafter.proposal, "traversal") if drafter.depth else "target_only"
+  return by_proposal.get(drafter.proposal, "traversal") if drafter.depth else "target_only"
 
 
 def build_verifier(
   model: Model, given: Any, drafter: Drafter, temperature: float
 ) -> tuple[str, Verifier, Params, Target]:
-  """(canonical name, rule, its weights, the target as the rule reads it).
+  """(canonical name, verifier, its weights, the target as the verifier reads it).
 
   Args:
     given: a name, a Verifier, or a pair of it and its weights; None is `exact_verifier`.
@@ -52,16 +52,16 @@ def build_verifier(
   """
   given = exact_verifier(drafter, temperature) if given is None else given
   if isinstance(given, str):
-    name, rule, weights, target = _named(model, given)
+    name, verifier, weights, target = _named(model, given)
   else:
-    rule, weights = grammar.with_weights("verifier", given, Verifier)
-    name, target = rule.name, model.target
-  if rule.temperature == "zero" and temperature > 0:
+    verifier, weights = grammar.with_weights("verifier", given, Verifier)
+    name, target = verifier.name, model.target
+  if verifier.temperature == "zero" and temperature > 0:
     raise ValueError(
       f"verifier={name!r} is for temperature 0, not {temperature}: use "
       "target_only, exact at any temperature."
     )
-  return name, rule, weights, target
+  return name, verifier, weights, target
 
 
 def _named(model: Model, given: str) -> tuple[str, Verifier, Params, Target]:
@@ -70,12 +70,12 @@ def _named(model: Model, given: str) -> tuple[str, Verifier, Params, Target]:
   if more:
     raise ValueError(f"verifier={given!r}: accepted is one verifier.")
   name, arguments = grammar.bind("verifier", part, grammar.parameters(builder))
-  rule, target = builder(*arguments.values()), model.target
+  verifier, target = builder(*arguments.values()), model.target
   weights = WEIGHTS.get(part.name, lambda *_: ())(model, part, name)
   for second in grammar.decorations(part, {"reflection": REFLECTIONS}).values():
     prompt = model.encode(grammar.text_of(second, "a prompt", "TEXT"))
     builder = REFLECTIONS[second.name]
     label, numbers = grammar.bind("verifier", second, grammar.parameters(builder))
     target = builder(target, tuple(prompt), **numbers)
-    name, rule = f"{name}/{label}", rule._replace(exactness=f"LOSSY ({label})")
-  return name, rule, weights, target
+    name, verifier = f"{name}/{label}", verifier._replace(exactness=f"LOSSY ({label})")
+  return name, verifier, weights, target
