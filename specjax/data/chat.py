@@ -1,6 +1,7 @@
 """Conversations as tokens, with the mask of what the assistant says."""
 
 import dataclasses
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from specjax.data.tokenizer import Tokenizer
 Turns = Sequence[Mapping[str, Any]]
 INSTEAD = "tool_calls", "function_call", "refusal", "reasoning_content"  # of a content
 TEXTS = "text", "input_text", "output_text"  # types of parts
+EMPTY: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class ChatTemplate(Protocol):
@@ -22,17 +24,27 @@ class ChatTemplate(Protocol):
 
   Attributes:
     roles: whose turns it writes.
+    source: its text, "" where it has none.
+    variables: what it reads besides the turns, such as `tools` or `enable_thinking`.
   """
 
   @property
   def roles(self) -> tuple[str, ...]: ...
 
+  @property
+  def source(self) -> str: ...
+
+  @property
+  def variables(self) -> frozenset[str]: ...
+
   def encode(self, tokenizer: Tokenizer, turns: Turns) -> tuple[list[int], list[bool]]:
     """Turns as ids and a mask that is True where the assistant speaks, its end marker included."""
     ...
 
-  def prompt(self, tokenizer: Tokenizer, turns: Turns) -> list[int]:
-    """The ids after which the assistant is to speak."""
+  def prompt(
+    self, tokenizer: Tokenizer, turns: Turns, values: Mapping[str, Any] = EMPTY
+  ) -> list[int]:
+    """The ids after which the assistant is to speak; `values` are of `variables`."""
     ...
 
   def untrained(self, tokenizer: Tokenizer, turns: Turns) -> int:
@@ -144,6 +156,8 @@ class Template:
     """See `ChatTemplate`."""
     return ("user", "assistant", *(() if self.system is None else ("system",)))
 
+  source, variables = "", frozenset[str]()
+
   def encode(self, tokenizer: Tokenizer, turns: Turns) -> tuple[list[int], list[bool]]:
     """See `ChatTemplate`; roles are user and assistant, and system where the format has it.
 
@@ -160,8 +174,10 @@ class Template:
       mask += [said] * len(new)
     return ids, mask
 
-  def prompt(self, tokenizer: Tokenizer, turns: Turns) -> list[int]:
-    """See `ChatTemplate`."""
+  def prompt(
+    self, tokenizer: Tokenizer, turns: Turns, values: Mapping[str, Any] = EMPTY
+  ) -> list[int]:
+    """See `ChatTemplate`; it has no variables."""
     header = self.assistant.split("{}")[0].rstrip(" ")
     return self.encode(tokenizer, turns)[0] + tokenizer.encode(header)
 

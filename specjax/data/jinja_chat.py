@@ -1,7 +1,7 @@
 """Chat templates in Jinja, as checkpoints bring them, rendered in a sandbox.
 
 A template sees what transformers documents for its own: `messages`, `add_generation_prompt`,
-`tools` and `documents` (None here), `bos_token` and `eos_token`; `raise_exception`,
+`bos_token` and `eos_token`, `tools` and `documents` (None where none are given); `raise_exception`,
 `strftime_now`, the filter `tojson`, `break` and `continue`; and the block `{% generation %}`.
 """
 
@@ -11,23 +11,29 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
 from specjax import checks
-from specjax.data.chat import Turns, checked, content_of, in_roles, plain
+from specjax.data.chat import EMPTY, Turns, checked, content_of, in_roles, plain
 from specjax.data.tokenizer import Tokenizer
 
 # These characters enclose what a generation block writes. As lone surrogates they are in no UTF-8
 # text, so no turn holds them.
 _OPEN, _CLOSE = "\ud800", "\udfff"
 _MARKS = f"([{_OPEN}{_CLOSE}])"
+
+# What every template is given, besides functions.
+GIVEN = {"messages", "add_generation_prompt", "bos_token", "eos_token"} | {
+  "raise_exception", "strftime_now",
+}  # fmt: skip
 
 
 class _Generation(jinja2.ext.Extension):
@@ -140,15 +146,25 @@ class JinjaTemplate:
         found += [x.value for x in each if isinstance(x, jinja2.nodes.Const)]
     return tuple(dict.fromkeys(role for role in found if isinstance(role, str)))
 
-  def prompt(self, tokenizer: Tokenizer, turns: Turns) -> list[int]:
+  @functools.cached_property
+  def variables(self) -> frozenset[str]:
+    """See `ChatTemplate`."""
+    found = jinja2.meta.find_undeclared_variables(_sandbox().parse(self.source))
+    return frozenset(found) - GIVEN
+
+  def prompt(
+    self, tokenizer: Tokenizer, turns: Turns, values: Mapping[str, Any] = EMPTY
+  ) -> list[int]:
     """See `ChatTemplate`; a template that leaves out a turn of a role of its own is refused too.
 
     A line on stderr says where it leaves out one of the user's or of the assistant's.
     """
-    text = self._text(turns, prompt=True)
+    text = self._text(turns, prompt=True, values=values)
     for i, turn in enumerate(turns):
       usual = turn["role"] in ("user", "assistant")
-      if (usual and content_of(turn).strip() in text) or not self._leaves_out(turns, i, text):
+      if (usual and content_of(turn).strip() in text) or not self._leaves_out(
+        turns, i, text, values
+      ):
         continue
       said = f"turns[{i}]: role={turn['role']!r}: the chat template leaves this turn out."
       if not usual:
@@ -156,11 +172,11 @@ class JinjaTemplate:
       print(said, file=sys.stderr)
     return tokenizer.encode(text)
 
-  def _leaves_out(self, turns: Turns, i: int, text: str) -> bool:
+  def _leaves_out(self, turns: Turns, i: int, text: str, values: Mapping[str, Any]) -> bool:
     """Whether the prompt's text is the same whatever turn i says."""
     other = {**turns[i], "content": f"{content_of(turns[i])}x"}
     try:
-      return self._text([*turns[:i], other, *turns[i + 1 :]], prompt=True) == text
+      return self._text([*turns[:i], other, *turns[i + 1 :]], True, values) == text
     except ValueError:
       return False
 
@@ -206,36 +222,35 @@ class JinjaTemplate:
         there = (end for end in ends if end.startswith(before) and whole.startswith(end))
         yield before, after, next(there, None)
 
-  def _text(self, turns: Turns, prompt: bool = False) -> str:
-    return re.sub(_MARKS, "", self._render(turns, prompt))
+  def _text(self, turns: Turns, prompt: bool = False, values: Mapping[str, Any] = EMPTY) -> str:
+    return re.sub(_MARKS, "", self._render(turns, prompt, values))
 
-  def _render(self, turns: Turns, prompt: bool = False) -> str:
+  def _render(self, turns: Turns, prompt: bool = False, values: Mapping[str, Any] = EMPTY) -> str:
     known = in_roles(checked(turns), self.roles)
     simple = plain(known)
     if simple == known:
-      return self._rendered(known, prompt)
+      return self._rendered(known, prompt, values)
     try:
-      text = self._rendered(known, prompt)
+      text = self._rendered(known, prompt, values)
     except ValueError:
-      return self._rendered(simple, prompt)
+      return self._rendered(simple, prompt, values)
     if not _lost(known, text) and "None" not in text:
       return text
-    other = self._rendered(simple, prompt)
+    other = self._rendered(simple, prompt, values)
     wrote_none = text.replace("None", "") == other.replace("None", "")
     return other if _lost(known, text) or wrote_none else text
 
-  def _rendered(self, turns: Turns, prompt: bool) -> str:
+  def _rendered(self, turns: Turns, prompt: bool, values: Mapping[str, Any]) -> str:
     messages = [
       {k: v for k, v in turn.items() if v is not None or k == "content"} for turn in turns
     ]
     try:
       return _compiled(self.source).render(
         messages=messages,
-        tools=None,
-        documents=None,
         add_generation_prompt=prompt,
         bos_token=self.bos_token,
         eos_token=self.eos_token,
+        **{"tools": None, "documents": None, **values},
       )
     except Exception as error:  # whatever the template's own expressions raise
       raise ValueError(f"the chat template refuses the turns: {_reason(error)}.") from error

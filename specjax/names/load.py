@@ -190,13 +190,14 @@ class Model:
       raise ValueError("prompt is empty: it needs one token at least.")
     return checks.ids("prompt", ids, self.config.vocab_size)
 
-  def chat(self, question: str | Turns) -> list[int]:
+  def chat(self, question: str | Turns, **values: Any) -> list[int]:
     """The ids of a question in the model's chat template, ready for `generate`.
 
     `question` is a text or a conversation: turns of `role` and `content`, the question the last.
-    A developer's turn is the system's where the template has no developer. ValueError is raised
-    where the model has no tokenizer or no chat template, or where the template refuses the turns or
-    one of their roles, or would leave a turn out.
+    A developer's turn is the system's where the template has no developer. `values` are for
+    variables of the template, such as tools=[..] or enable_thinking=False. ValueError is raised
+    where the model has no tokenizer or no chat template, where the template refuses the turns or
+    one of their roles, or would leave a turn out, and for variables that it does not read.
     """
     if self.tokenizer is None:
       raise ValueError(f"{self.name} has no chat template and no tokenizer; pass token ids.")
@@ -204,7 +205,10 @@ class Model:
       raise ValueError(f"{self.name} has no chat template; pass a plain prompt.")
     turns = [{"role": "user", "content": question}] if isinstance(question, str) else question
     turns = with_known_roles(turns, self.template.roles)
-    return self.template.prompt(self.tokenizer, turns)
+    for name in values.keys() - self.template.variables:
+      read = ", ".join(sorted(self.template.variables)) or "no variable"
+      checks.refuse(name, values[name], f"left out: the chat template of {self.name} reads {read}")
+    return self.template.prompt(self.tokenizer, turns, values)
 
   def decode(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
     """The text of ids, "" without a tokenizer.

@@ -10,6 +10,7 @@ from specjax.decoding.texts import Text
 from specjax.serving.engine import Busy, Closed, Engine
 from specjax.serving.fields import Asked, Refused
 from specjax.serving.logprobs import of_chat, of_completion
+from specjax.serving.tools import Spoken
 
 
 class Piece(NamedTuple):
@@ -18,7 +19,7 @@ class Piece(NamedTuple):
   Attributes:
     answer: its index among those to the request.
     text: new, and it may be "".
-    reason: "stop" or "length" where the answer ends with it, else None.
+    reason: "stop", "length" or "tool_calls" where the answer ends with it, else None.
   """
 
   answer: int
@@ -107,6 +108,16 @@ class Answers:
           yield piece
     finally:
       self.cancel()
+
+  async def spoken(self) -> AsyncIterator[tuple[Piece, list[dict[str, Any]]]]:
+    """The pieces without calls of tools, and those at an answer's end, see `pieces`."""
+    each = [Spoken(self._asked.tools) for _ in self._tickets]
+    async for i, text, reason in self.pieces():
+      shown, calls = each[i].add(text), list[dict[str, Any]]()
+      if reason is not None:
+        rest, calls = each[i].end()
+        shown += rest
+      yield Piece(i, shown, "tool_calls" if calls else reason), calls
 
   def _piece(self, i: int) -> Piece | None:
     ticket, text = self._tickets[i], self._texts[i]

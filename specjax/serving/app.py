@@ -133,18 +133,24 @@ class Form:
   def whole(
     self,
     texts: list[str],
+    calls: list[list[dict[str, Any]]],
     reasons: list[str | None],
     logprobs: list[dict[str, Any] | None],
     usage: dict,
   ) -> dict[str, Any]:
     """All answers at once."""
     choices: list[dict[str, Any]] = []
-    for i, (text, reason, own) in enumerate(zip(texts, reasons, logprobs, strict=True)):
-      said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+    for i, (text, called, reason, own) in enumerate(
+      zip(texts, calls, reasons, logprobs, strict=True)
+    ):
+      message: dict[str, Any] = {"role": "assistant", "content": text}
+      if called:
+        message |= {"content": text or None, "tool_calls": called}
+      said = {"message": message} if self.chat else {"text": text}
       choices.append({"index": i, **said, "logprobs": own, "finish_reason": reason})
     return self._whole | {"choices": choices, "usage": usage}
 
-  def chunk(self, index: int, said: str | dict[str, str], reason: str | None = None) -> dict:
+  def chunk(self, index: int, said: str | dict[str, Any], reason: str | None = None) -> dict:
     """A part of an answer; `said` is text, or what else a chat's `delta` has."""
     delta = {"content": said} if isinstance(said, str) else said
     inner: dict[str, Any] = {"delta": delta} if self.chat else {"text": said}
@@ -155,23 +161,28 @@ class Form:
     """The end of a stream."""
     return self._chunk | {"choices": [], "usage": usage}
 
-  def parts(self, piece: Piece) -> list[dict]:
-    """The parts of an answer that a piece adds."""
+  def parts(self, piece: Piece, calls: list[dict[str, Any]]) -> list[dict]:
+    """The parts of an answer that a piece, and its calls of tools, add."""
     index, text, reason = piece
     if not self.chat:
       return [self.chunk(index, text, reason)]
     parts = [self.chunk(index, text)] if text else []
+    if calls:
+      numbered = [{"index": i, **call} for i, call in enumerate(calls)]
+      parts.append(self.chunk(index, {"tool_calls": numbered}))
     return parts if reason is None else [*parts, self.chunk(index, {}, reason)]
 
 
 async def _whole(form: Form, answers: Answers) -> dict[str, Any]:
   texts = [*answers.beginnings]
+  calls: list[list[dict[str, Any]]] = [[] for _ in texts]
   reasons = list[str | None]([None] * len(texts))
-  async for index, text, reason in answers.pieces():
+  async for (index, text, reason), called in answers.spoken():
     texts[index] += text
+    calls[index] += called
     reasons[index] = reason
   logprobs = await run_in_threadpool(answers.logprobs, form.chat)
-  return form.whole(texts, reasons, logprobs, answers.usage)
+  return form.whole(texts, calls, reasons, logprobs, answers.usage)
 
 
 async def _until_gone(request: Request) -> None:
@@ -192,8 +203,8 @@ async def _events(form: Form, answers: Answers, usage: bool) -> AsyncIterator[by
         yield _event(form.chunk(i, {"role": "assistant", "content": ""}))
       elif beginning:
         yield _event(form.chunk(i, beginning))
-    async for piece in answers.pieces():
-      if parts := form.parts(piece):
+    async for piece, calls in answers.spoken():
+      if parts := form.parts(piece, calls):
         yield b"".join(map(_event, parts))
     if usage:
       yield _event(form.counts(answers.usage))

@@ -18,6 +18,8 @@ from specjax.processors import Penalties
 from specjax.sampling import SamplingParams
 from specjax.serving.engine import Engine
 from specjax.serving.prompts import of_chat, of_prompts
+from specjax.serving.tools import Tools
+from specjax.serving.tools import read as read_tools
 
 CHOICES = 16  # of one prompt
 STOP_WORDS = 16
@@ -36,7 +38,8 @@ STRENGTHS: dict[str, dict[str, Any]] = {
 }
 _COMMON |= STRENGTHS.keys() | {"logit_bias", "min_tokens"}
 _COMMON |= {"n", "logprobs"}
-CHAT = _COMMON | {"messages", "response_format", "top_logprobs"}
+CHAT = _COMMON | {"messages", "response_format", "top_logprobs", "tools", "tool_choice"}
+CHAT |= {"chat_template_kwargs"}
 COMPLETIONS = _COMMON | {"prompt", "echo"}
 # Fields that say who asks, or how; they change no text.
 IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
@@ -104,6 +107,7 @@ class Asked(NamedTuple):
     usage: whether a stream ends with its counts.
     top: how many likely tokens are named with the log-probability of each; None is neither.
     echo: whether a text begins with its prompt.
+    tools: functions that an answer may call.
   """
 
   prompts: list[list[int]]
@@ -115,6 +119,7 @@ class Asked(NamedTuple):
   usage: bool
   top: int | None
   echo: bool
+  tools: Tools
 
 
 def read(engine: Engine, name: str, body: bytes, chat: bool) -> Asked:
@@ -160,7 +165,11 @@ def _read(engine: Engine, name: str, given: dict[str, Any], chat: bool) -> Asked
   if needed not in given:
     raise ValueError(f"the request lacks {needed!r}.")
   model = engine.decoder.model
-  prompts = [of_chat(model, given["messages"])] if chat else of_prompts(model, given["prompt"])
+  tools = read_tools(model, given) if chat else Tools()
+  if chat:
+    prompts = [of_chat(model, given["messages"], _values(given, tools))]
+  else:
+    prompts = of_prompts(model, given["prompt"])
   choices = checks.whole("n", given.get("n", 1), 1, CHOICES)
   prompts = [ids for ids in prompts for _ in range(choices)]
   budgets = [_budget(engine, len(ids), given, chat) for ids in prompts]
@@ -171,9 +180,21 @@ def _read(engine: Engine, name: str, given: dict[str, Any], chat: bool) -> Asked
     settings["penalties"] = own
   if chat and (form := _form(given.get("response_format", {"type": "text"}))) is not None:
     settings["json_schema"] = form
+  if tools.forced:
+    if "json_schema" in settings:
+      checks.refuse("tool_choice", given["tool_choice"], "auto or none beside a response_format")
+    settings["json_schema"] = tools.schema
   usage, top = _usage(given, stream), _top(engine, given, chat, stream)
   echo = checks.boolean("echo", given.get("echo", False))
-  return Asked(prompts, budgets, choices, settings, words, stream, usage, top, echo)
+  return Asked(prompts, budgets, choices, settings, words, stream, usage, top, echo, tools)
+
+
+def _values(given: Mapping[str, Any], tools: Tools) -> dict[str, Any]:
+  """What a request gives to the chat template."""
+  values = given.get("chat_template_kwargs", {})
+  if not isinstance(values, Mapping):
+    checks.refuse("chat_template_kwargs", values, "an object")
+  return {**values, **({"tools": tools.offered} if tools.offered else {})}
 
 
 def check_name(given: Mapping[str, Any], name: str) -> None:

@@ -671,6 +671,55 @@ def test_answers_that_run_are_cut_at_the_end(model, stream):
           answer.result(30)
 
 
+CALLED = {
+  "type": "function",
+  "function": {
+    "name": "pet",
+    "parameters": {
+      "type": "object",
+      "properties": {"kind": {"enum": ["cat", "dog"]}},
+      "required": ["kind"],
+      "additionalProperties": False,
+    },
+  },
+}
+CALLING = JinjaTemplate(
+  "{% for t in tools or [] %}{{ t.function.name }} <tool_call>{% endfor %}{% for m in messages %}"
+  "{{ 'says' if m.role == 'tool' else m.role }} {{ m.content }}"
+  "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}"
+  "{% endfor %}{% if mood %} {{ mood }}{% endif %}"
+)
+
+
+def test_functions_are_called(client, model, engine, monkeypatch):
+  monkeypatch.setattr(engine.decoder, "model", dataclasses.replace(model, template=CALLING))
+  options = {"model": NAME, "max_tokens": 40, **GREEDY, "tools": [CALLED]}
+  create = client.chat.completions.create
+  free = create(messages=asked("the cat"), **options).choices[0]
+  assert free.message.content == alone(model, "pet <tool_call>user the cat", 40, **GREEDY).text
+  assert free.message.tool_calls is None and free.finish_reason == "length"
+  for choice in ("required", {"type": "function", "function": {"name": "pet"}}):
+    found = create(messages=asked("the cat"), tool_choice=choice, **options).choices[0]
+    (call,) = found.message.tool_calls
+    assert found.finish_reason == "tool_calls" and found.message.content is None
+    assert call.function.name == "pet"
+    assert json.loads(call.function.arguments)["kind"] in ("cat", "dog")
+  deltas = [
+    chunk.choices[0].delta
+    for chunk in create(messages=asked("the cat"), tool_choice="required", stream=True, **options)
+  ]
+  (streamed,) = (delta.tool_calls[0] for delta in deltas if delta.tool_calls)
+  same = streamed.function.arguments == call.function.arguments
+  assert same and not any(delta.content for delta in deltas)
+  told = [*asked("the"), {"role": "assistant", "tool_calls": [call.model_dump()]}]
+  told.append({"role": "tool", "content": "cat", "tool_call_id": call.id})
+  found = create(
+    messages=told, **options, tool_choice="none", extra_body={"chat_template_kwargs": {"mood": "ü"}}
+  )
+  text = "user theassistant petsays cat ü"
+  assert found.choices[0].message.content == alone(model, text, 40, **GREEDY).text
+
+
 # --- What is refused
 
 CHAT = {"messages": asked("the cat"), "max_tokens": 4}
@@ -683,7 +732,8 @@ WRONG = [
   ({"messages": [{"role": "pope", "content": "x"}]}, 400, "role='pope'"),
   ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "parts of type text"),
   ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "without lone surrogates"),
-  ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, 400, "not 'tool_calls'"),
+  ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, 400, "tool_calls"),
+  ({"messages": [{"role": "user", "content": "x", "audio": {"id": 1}}]}, 400, "not 'audio'"),
   ({"messages": asked("cat " * 90)}, 400, "together at most 64."),
   ({"max_tokens": 60}, 400, "max_tokens=60: together at most 64."),
   ({"max_tokens": 0}, 400, "max_tokens=0: accepted is a whole number from 1"),
@@ -734,8 +784,11 @@ WRONG = [
     400,
     "Invalid type: foo",
   ),
-  ({"tools": [{}]}, 400, "tools=[{}]: accepted is only []."),
-  ({"drafter": "draft_model[/etc]"}, 400, "field='drafter': accepted is one of frequency_"),
+  ({"tools": [{}]}, 400, "tools[0]"),
+  ({"tools": [CALLED]}, 400, "calls no tools"),
+  ({"chat_template_kwargs": {"enable_thinking": False}}, 400, "enable_thinking"),
+  ({"chat_template_kwargs": 1}, 400, "chat_template_kwargs"),
+  ({"drafter": "draft_model[/etc]"}, 400, "field='drafter': accepted is one of chat_template_kwargs"),
 ]
 
 
