@@ -788,7 +788,11 @@ WRONG = [
   ({"tools": [CALLED]}, 400, "calls no tools"),
   ({"chat_template_kwargs": {"enable_thinking": False}}, 400, "enable_thinking"),
   ({"chat_template_kwargs": 1}, 400, "chat_template_kwargs"),
-  ({"drafter": "draft_model[/etc]"}, 400, "field='drafter': accepted is one of chat_template_kwargs"),
+  (
+    {"drafter": "draft_model[/etc]"},
+    400,
+    "field='drafter': accepted is one of chat_template_kwargs",
+  ),
 ]
 
 
