@@ -207,6 +207,17 @@ class Bench(options.Bench, ModelOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class BenchServe(options.BenchServe):
+  """Measure any server of OpenAI's protocol under load: chats that arrive at a rate, as streams.
+
+  Attributes:
+    out: directory for summary.json and table.md.
+  """
+
+  out: str = "results/bench_serve"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Tune(options.Tune, ModelOptions):
   """Choose among drafters, and the size of their drafts, by speed on this machine.
 

@@ -22,6 +22,7 @@ from specjax.checkpoints import hub, templates
 from specjax.cli import terminal
 from specjax.cli.arguments import (
   Bench,
+  BenchServe,
   Chat,
   Convert,
   Corpus,
@@ -247,7 +248,7 @@ def run_info(args: Info) -> None:
     console.print("", card.read_text(), sep="\n")
 
 
-def _measure(args: Bench | Tune | Memory) -> None:
+def _measure(args: Bench | BenchServe | Tune | Memory) -> None:
   from specjax.cli import measure
 
   measure.COMMANDS[type(args)](args)
@@ -255,8 +256,8 @@ def _measure(args: Bench | Tune | Memory) -> None:
 
 COMMANDS: dict[type, Callable] = {
   Generate: run_generate, Chat: run_chat, Serve: run_serve, Denoise: run_denoise,
-  Bench: _measure, Tune: _measure, Memory: _measure, Convert: run_convert, Corpus: run_corpus,
-  List: run_list, Info: run_info,
+  Bench: _measure, BenchServe: _measure, Tune: _measure, Memory: _measure,
+  Convert: run_convert, Corpus: run_corpus, List: run_list, Info: run_info,
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import specjax
 from specjax import command_line
 from specjax.cli.arguments import (
   Bench,
+  BenchServe,
   Chat,
   Convert,
   Corpus,
@@ -39,7 +40,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
   return command_line.run(
     _run,
-    Generate | Chat | Serve | Denoise | Bench | Tune | Memory | Convert | Corpus | List | Info,
+    Generate
+    | Chat
+    | Serve
+    | Denoise
+    | Bench
+    | BenchServe
+    | Tune
+    | Memory
+    | Convert
+    | Corpus
+    | List
+    | Info,
     "Parallel decoding of language models in JAX.",
     prog="specjax",
     argv=argv,

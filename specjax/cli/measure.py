@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from specjax import checks
-from specjax.cli.arguments import Bench, Memory, Tune
+from specjax.cli.arguments import Bench, BenchServe, Memory, Tune
 from specjax.cli.load_model import OF_MODEL, load_model
 from specjax.decoding.decoder import Decoder
 from specjax.eval import (
@@ -16,6 +16,7 @@ from specjax.eval import (
   memory,
   parallelbench,
   report,
+  serve_load,
   skip_search,
   specbench,
   specbench_report,
@@ -120,4 +121,21 @@ def run_memory(args: Memory) -> None:
     console.print(f"The largest batch that fits {args.budget:g} GB is {batch}.")
 
 
-COMMANDS: dict[type, Callable] = {Bench: run_bench, Tune: run_tune, Memory: run_memory}
+def run_bench_serve(args: BenchServe) -> None:
+  out, console = report.directory(args.out), Console(highlight=False)
+  found = serve_load.run(args)
+  rows = serve_load.rows(found)
+  report.save(out, report.summary(args, {"rates": found}), table.markdown(rows))
+  caption = f"{args.url}; median / 99th percentile; gaps are between pieces of text"
+  console.print(table.terminal(rows, caption))
+  for sentence in sorted({error for each in found for error in each["errors"]}):
+    console.print(sentence, markup=False)
+  console.print(report.contents(args.out), markup=False)
+
+
+COMMANDS: dict[type, Callable] = {
+  Bench: run_bench,
+  BenchServe: run_bench_serve,
+  Tune: run_tune,
+  Memory: run_memory,
+}

@@ -74,3 +74,36 @@ class Tune(_Measurement):
   method: Literal["trees", "best_first", "sequoia", "skipped_layers"] = "trees"
   decode: int | None = 3
   tries: int = 200
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BenchServe:
+  """How requests arrive, and what is asked.
+
+  Attributes:
+    url: of a server that speaks OpenAI's protocol.
+    key: what it asks for as a key.
+    model: what the server calls it; by default the first that it names.
+    prompts: JSONL with `question`, `prompt` or `turns`; by default our own questions.
+    rates: requests a second, one run each.
+    requests: of each run.
+    max_new_tokens: budget of an answer.
+    temperature: 0 is greedy.
+    seed: of the arrivals, and of the answers' noise.
+    first: seconds within which a good answer begins.
+    between: seconds a token within which it goes on.
+    seconds: time limit of an answer.
+  """
+
+  url: str = "http://127.0.0.1:8000/v1"
+  key: str = "none"
+  model: str | None = None
+  prompts: str | None = None
+  rates: tuple[float, ...] = (1.0, 2.0, 4.0)
+  requests: int = 40
+  max_new_tokens: int = 64
+  temperature: float = 0.0
+  seed: int = 0
+  first: float = 1.0
+  between: float = 0.1
+  seconds: float = 600.0
