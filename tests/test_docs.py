@@ -74,7 +74,7 @@ BLOCKS = {
   ("README.md", "A method of your own"): the_drafter_is_lossless,
   ("docs/how_to/prompts.md", "Prompts"): it_runs,
   ("docs/how_to/search.md", "Several samples, and search"): it_runs,
-  ("docs/how_to/serve.md", "Serving"): it_runs,
+  ("docs/how_to/serve.md", "In Python"): it_runs,
   ("docs/how_to/devices.md", "Several devices"): plain_and_fast_agree,
   ("docs/methods.md", "Names"): it_runs,
   ("docs/proofs.md", "Enumeration through the shipped loop"): it_runs,
