@@ -196,6 +196,23 @@ def _processed(
   return jnp.where(left[..., None], logits, 0.0), jnp.where(left, 0, why)
 
 
+def _check(drafter: Drafter, draft: Draft, rows: int) -> None:
+  """Raises ValueError where a draft is not [B, N], as its drafter declares; B is `rows`."""
+  want = (rows, drafter.nodes)
+  for name, kind in (
+    ("tokens", "int32"),
+    ("parent", "int32"),
+    ("depth", "int32"),
+    ("valid", "bool"),
+  ):
+    found = getattr(draft, name)
+    if jnp.shape(found) != want or jnp.result_type(found) != kind:
+      raise ValueError(
+        f"`draft.{name}` of drafter={drafter.name!r} must be {kind}[B, nodes] of the shape {want}, "
+        f"got {jnp.result_type(found)} of the shape {jnp.shape(found)}."
+      )
+
+
 def guess(
   method: Method, weights: Weights, request: DecodeRequest, state: DecodeState, noise: NoiseSource
 ) -> tuple[Draft, Any, Evaluation, Array, Array]:
@@ -210,6 +227,7 @@ def guess(
     settings=request.settings,
     noise=noise,
   )
+  _check(drafter, draft, len(state.context.root))
   if widths:
     draft = bucketing.compact(draft, drafter.depth)
   draft = shard_batch(draft)
