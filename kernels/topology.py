@@ -98,6 +98,6 @@ def mesh(name: str) -> Mesh:
 def check(names: Sequence[str]) -> None:
   """Raises ValueError where there is a name for which no program can be compiled here."""
   for name in names:
-    reason = absent(name) if name in CHIPS else f"accepted are {', '.join(CHIPS)}"
+    reason = absent(name) if name in CHIPS else f"it is none of {', '.join(CHIPS)}"
     if reason is not None:
       raise ValueError(f"topologies={name!r}: {reason}.")

@@ -350,8 +350,8 @@ def showing(kind: type[Shows], target: Target, what: str) -> Shows:
   """The target; ValueError where it is no `kind`, of which `what` is made."""
   if not isinstance(target, kind):
     raise ValueError(
-      f"target of type {type(target).__name__}: accepted for {what} is a "
-      f"{kind.__name__}, which shows what it is made of."
+      f"the target of {what} must be a {kind.__name__}, which shows what it is made of, got one of "
+      f"type {type(target).__name__}."
     )
   return target
 

@@ -1,7 +1,7 @@
 """Checks of what users give: a good value is returned, and one sentence refuses any other.
 
-The sentence names the argument, its value and what is accepted. This file imports nothing of the
-package, so that every floor can use it.
+The sentence names the argument, says what it must be, and shows what it got. This file imports
+nothing of the package, so that every floor can use it.
 """
 
 import dataclasses
@@ -35,8 +35,15 @@ def shown(value: Any) -> str:
 
 
 def refuse(name: str, value: Any, accepted: str) -> NoReturn:
-  """Raises the ValueError that names an argument, its value and what is accepted."""
-  raise ValueError(f"{name}={shown(value)}: accepted is {accepted}.")
+  """Raises the ValueError "`batch` must be between 1 and 65536, got 0."
+
+  Args:
+    name: the argument, after the file or object that holds it: "config.json: head_dim".
+    accepted: what follows "must be".
+  """
+  *where, own = name.rsplit(": ", 1)
+  own = own if " " in own else f"`{own}`"  # "dtype of tensor x" is no name
+  raise ValueError(f"{': '.join([*where, own])} must be {accepted}, got {shown(value)}.")
 
 
 def whole(name: str, value: Any, least: int = 0, most: int = INT32, note: str = "") -> int:
@@ -49,7 +56,8 @@ def whole(name: str, value: Any, least: int = 0, most: int = INT32, note: str = 
   except TypeError:
     number = None
   if number is None or not least <= number <= most:
-    refuse(name, value, _said(f"a whole number from {least} to {most}", note))
+    kind = "a whole number " if number is None else ""
+    refuse(name, value, _said(f"{kind}between {least} and {most}", note))
   return number
 
 
@@ -75,13 +83,17 @@ def number(
     or (below is not None and not value < below)
   ):
     bounds = [f"above {above:g}"] if above is not None else []
-    bounds += [f"{least:g} or more"] if least > -FLOAT32 else []
-    bounds += [f"{most:g} or less"] if most < FLOAT32 else []
+    bounds += [f"at least {least:g}"] if least > -FLOAT32 else []
+    bounds += [f"at most {most:g}"] if most < FLOAT32 else []
     bounds += [f"below {below:g}"] if below is not None else []
-    refuse(name, value, _said(" ".join(["a finite number", " and ".join(bounds)]).strip(), note))
+    said = " and ".join(bounds)
+    if least > -FLOAT32 and most < FLOAT32:
+      said = f"between {least:g} and {most:g}"
+    held = real and -FLOAT32 <= value <= FLOAT32
+    refuse(name, value, _said(said if held else f"a finite number {said}".strip(), note))
   if 0 < abs(value) < TINY:
     zero = "" if above is not None else "0, or "
-    refuse(name, value, _said(f"{zero}a number of {TINY:g} or more in size", note))
+    refuse(name, value, _said(f"{zero}at least {TINY:g} in size", note))
   return float(value)
 
 
@@ -111,7 +123,7 @@ def choice(name: str, value: Any, accepted: Iterable[str]) -> str:
   """One of these names."""
   names = list(accepted)
   if not isinstance(value, str) or value not in names:
-    refuse(name, value, f"one of {', '.join(names)}" if len(names) > 1 else f"only {names[0]!r}")
+    refuse(name, value, f"one of {', '.join(names)}" if len(names) > 1 else repr(names[0]))
   return value
 
 
@@ -146,7 +158,7 @@ def directory(name: str, value: str | pathlib.Path) -> pathlib.Path:
   there = next(x for x in (path.absolute(), *path.absolute().parents) if os.path.exists(x))
   possible = str(value) and "\0" not in str(value) and os.path.isdir(there)
   if not possible or not os.access(there, os.W_OK):
-    refuse(name, str(value), "a directory that can be written, or made")
+    refuse(name, str(value), "a directory that can be written or made")
   return path
 
 
@@ -244,7 +256,7 @@ def from_json(kind: type, raw: Any, where: str) -> Any:
   schema = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
   for key in raw:
     if key not in schema:
-      raise ValueError(f"{where} has the key {key!r}: accepted are {', '.join(schema)}.")
+      raise ValueError(f"{where}: a key must be one of {', '.join(schema)}, got {key!r}.")
   return kind(**{key: accept(schema[key])(f"{where}: {key}", raw[key]) for key in raw})
 
 

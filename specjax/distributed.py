@@ -50,7 +50,9 @@ def start() -> None:
       return
     count, index = (_number(name) for name in (COUNT, INDEX))
     if not 0 <= index < count:
-      raise ValueError(f"{INDEX}={index}: accepted is 0 to {COUNT} - 1, which is {count - 1}.")
+      raise ValueError(
+        f"`{INDEX}` must be between 0 and {COUNT} - 1, which is {count - 1}, got {index}."
+      )
     jax.distributed.initialize(address, count, index, shutdown_timeout_seconds=LONGEST)
   except RuntimeError as error:
     raise ValueError(
@@ -61,7 +63,7 @@ def start() -> None:
 def _number(name: str) -> int:
   text = os.environ.get(name, "")
   if not text.isdecimal():
-    raise ValueError(f"{name}={text!r}: with {ADDRESS} an integer is expected.")
+    raise ValueError(f"`{name}` must be an integer where {ADDRESS} is set, got {text!r}.")
   return int(text)
 
 

@@ -24,7 +24,7 @@ def check() -> None:
   """Raises ValueError where a switch of the process lets nothing be computed."""
   for name in _NOTHING_RUNS:
     if jax.config.values[name]:
-      raise ValueError(f"{name}=True: accepted is False, for a command traces and runs programs.")
+      raise ValueError(f"`{name}` must be False, for a command traces and runs programs, got True.")
 
 
 @contextlib.contextmanager

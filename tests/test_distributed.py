@@ -80,7 +80,7 @@ def test_several_processes_denoise_what_one_does(tmp_path):
 @pytest.mark.parametrize(
   ("words", "said"),
   [
-    (("generate", "--prompt", "a"), "mesh=None: accepted in several processes is a mesh of all"),
+    (("generate", "--prompt", "a"), "`mesh` must hold all the"),
     (("list",), "list runs in one process"),
   ],
 )

@@ -147,7 +147,9 @@ def test_a_checkout_is_compared(tmp_path, surest, verdict):
 
 
 def test_a_checkout_without_the_files_is_refused(tmp_path):
-  with pytest.raises(ValueError, match=r"checkout with eagle/model/cnets.py and .*/utils.py\.$"):
+  with pytest.raises(
+    ValueError, match=(r"`eagle` must be a checkout with eagle/model/cnets\.py and.*got")
+  ):
     published_heads.program("eagle", str(tmp_path))
 
 

@@ -150,7 +150,7 @@ def test_a_generator_gives_its_users_switches_back(switch):
 def test_a_command_that_may_compute_nothing_says_so(name, switch, capsys):
   switch({name: True})
   assert main.main(["generate", "--prompt", "hi"]) == 2
-  assert capsys.readouterr().err.startswith(f"error: {name}=True: accepted is False")
+  assert capsys.readouterr().err.startswith(f"error: `{name}` must be False, ")
 
 
 def test_a_key_is_that_of_the_seed_under_threefry():

@@ -113,12 +113,11 @@ def main(config: Config) -> None:
   sharing(model, small, f"draft={config.draft!r}")
   if small.config.vocab_size != model.config.vocab_size:
     raise ValueError(
-      f"draft={config.draft!r} has a vocabulary of {small.config.vocab_size}, "
-      f"{model.name} one of {model.config.vocab_size}: they must share "
-      "one."
+      f"`draft` must have the vocabulary of {model.name}, {model.config.vocab_size} tokens, got "
+      f"{config.draft!r} with {small.config.vocab_size}."
     )
   if config.mixed == 1:
-    raise ValueError("mixed=1.0: accepted is below 1, for the head learns from the other tokens.")
+    raise ValueError("`mixed` must be below 1, for the head learns from the other tokens, got 1.0.")
   labels.check_length(config.length, small)
   prompts, cut = answers.asked(model, config), config.held_out
   both = model.ingredients() | small.ingredients("draft")

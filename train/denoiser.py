@@ -132,9 +132,14 @@ def rows_of(
     documents.append((ids + [end] * rest, said + [True] * rest))
   documents += [(stream[i : i + T], [True] * T) for i in range(0, len(stream) - T + 1, T)]
   if not documents and longer:
-    raise ValueError(f"length={T}: the shortest record takes {min(longer)} tokens with its answer.")
+    raise ValueError(
+      f"`length` must be at least {min(longer)}, the tokens of the shortest record with its "
+      f"answer, got {T}."
+    )
   if not documents:
-    raise ValueError(f"length={T}: the texts hold {len(stream)} tokens and fill no row.")
+    raise ValueError(
+      f"`length` must be at most {len(stream)}, the tokens of all texts, to fill a row, got {T}."
+    )
   if longer:
     print(f"{len(longer)} of {len(records)} records take more than {T} tokens and are left out.")
   if len(stream) % T:
@@ -165,7 +170,7 @@ def begun(name: str, anneal: int) -> Model:
   """The model to go on from, a denoiser; ValueError where there is none to go on from so."""
   model = load(name)
   if anneal and not model.config.causal:
-    raise ValueError(f"anneal={anneal}: accepted is 0 where start={name!r} is not causal.")
+    raise ValueError(f"`anneal` must be 0 where start={name!r} is not causal, got {anneal}.")
   return from_causal.as_denoiser(model) if model.config.causal else model
 
 
@@ -226,7 +231,7 @@ def main(config: Config) -> None:
   out = run.begin(config)
   for name in ("rank", "anneal"):
     if getattr(config, name) and config.start is None:
-      raise ValueError(f"{name}={getattr(config, name)}: accepted is 0 without start.")
+      raise ValueError(f"`{name}` must be 0 without start, got {getattr(config, name)}.")
 
   records = texts.read(config)
   model = begun(config.start, config.anneal) if config.start else new_model(config, out, records)
@@ -240,16 +245,18 @@ def main(config: Config) -> None:
   D, any_subset = model.config.block_length, model.config.any_order
   if any_subset and (config.context or model.shift):
     raise ValueError(
-      f"any_order=True: accepted are context=False (it is {config.context}) and a "
-      f"model that is not shifted (shift is {model.shift})."
+      "`any_order` needs context=False and a model that is not shifted, got "
+      f"context={config.context} and shift={model.shift}."
     )
   if any_subset and config.remat:
-    raise ValueError("remat=True: accepted is False for a model of any tokens given any others.")
+    raise ValueError("`remat` must be False for a model of any tokens given any others, got True.")
   if config.context and D is not None:
-    raise ValueError(f"context=True: accepted is False with block_length={D}.")
+    raise ValueError(f"`context` must be False with block_length={D}, got True.")
   tokenizer, mask = model.tokenizer, model.mask
   if tokenizer is None or mask is None or not model.stop:
-    raise ValueError(f"start={config.start!r}: it needs a tokenizer, a mask and an end of text.")
+    raise ValueError(
+      f"`start` must have a tokenizer, a mask and an end of text, got {config.start!r}."
+    )
   named = None if config.template is None else TEMPLATES[config.template]
   template = named or model.template or TEMPLATES["plain"]
   rows = rows_of(records, config.length, template, tokenizer, model.stop[0], D)

@@ -183,8 +183,8 @@ def main(config: Config) -> None:
   block = config.block or D or 16
   if D is not None and (block != D or config.whole):
     raise ValueError(
-      f"block={block} and whole={config.whole}: accepted are {D} and False, "
-      f"since {config.model!r} is causal over blocks of {D}."
+      f"`block` and `whole` must be {D} and False, since {config.model!r} is causal over blocks of "
+      f"{D}, got {block} and {config.whole}."
     )
 
   prompts = answers.ask(model, config, config.new)

@@ -83,7 +83,10 @@ def cut(config: Network, params: Params, keep: int) -> tuple[Network, Params]:
     ValueError: the target does not have so many layers.
   """
   if not 1 <= keep < config.layers:
-    raise ValueError(f"keep={keep}: accepted is 1 to {config.layers - 1}, fewer than the target's.")
+    raise ValueError(
+      f"`keep` must be between 1 and {config.layers - 1}, fewer than the target's layers, got "
+      f"{keep}."
+    )
   kept = np.linspace(0, config.layers - 1, keep).round().astype(int) if keep > 1 else [0]
   own = params["params"]
   layers = {f"layer_{i}": own[f"layer_{k}"] for i, k in enumerate(kept)}
@@ -131,8 +134,8 @@ def guessed(model: Model, other: Model, rows: PackedRows, hidden: np.ndarray) ->
   sharing(model, other, f"boost={other.name!r}")
   if other.config.vocab_size != model.config.vocab_size:
     raise ValueError(
-      f"boost={other.name!r} has {other.config.vocab_size} tokens: accepted is a "
-      f"model with the target's {model.config.vocab_size}."
+      f"`boost` must have the target's {model.config.vocab_size} tokens, got {other.name!r} with "
+      f"{other.config.vocab_size}."
     )
   small, large = Transformer(other.config), Transformer(model.config)
 

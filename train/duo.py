@@ -132,7 +132,7 @@ def main(config: Config) -> None:
   model = answers.teacher(config.model, causal=True)
   network, L = model.config, model.config.layers
   if network.experts is not None:
-    raise ValueError(f"model={config.model!r}: accepted is one whose MLPs are dense.")
+    raise ValueError(f"`model` must have dense MLPs, got {config.model!r}.")
   train, held_out = reading.claimed(model, config, out)
   begin = start(network, model.params, max(1, round(config.small * network.mlp_width)))
   names = ("small_gate_up", "small_down"), ("router", "bias")

@@ -31,9 +31,10 @@ from specjax.data.packing import PackedRows
 from specjax.heads import HEADS, draft_vocabulary
 from specjax.heads.base import Head, LossWeights
 from specjax.heads.medusa import MedusaConfig
-from specjax.heads.named import Named, built, is_file, named
+from specjax.heads.named import Named, built, named
 from specjax.heads.parallel import Frames
 from specjax.models.transformer import Transformer
+from specjax.own_file import is_file
 from specjax.sampling import new_key
 from specjax.train.recipe import answers, draft_positions, labels, losses, means, run
 from specjax.train.recipe.config import Amount, Count, Length, Natural
@@ -186,10 +187,13 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   training = config.training
   if config.loss and not any(config.loss[:-1]):
     raise ValueError(
-      f"loss={' '.join(map(str, config.loss))}: accepted is a weight above 0 for one term at least."
+      "`loss` must have a weight above 0 for at least one term, got "
+      f"{' '.join(map(str, config.loss))}."
     )
   if config.online and (config.features or config.layers):
-    raise ValueError("online=True keeps no states: accepted are no features and no layers.")
+    raise ValueError(
+      "`features` and `layers` must be left out with online=True, which keeps no states."
+    )
   out = run.begin(config)
   model = answers.teacher(config.model, causal=True, dtype=config.dtype)
   name = next(name for name, (_, kind) in heads.items() if kind is type(config.head))

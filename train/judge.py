@@ -82,7 +82,7 @@ def judgeable(part: str, tokens: JudgeLabels) -> JudgeLabels:
   right, wrong = int(tokens.right.sum()), int((~tokens.right).sum())
   if not right or not wrong:
     raise ValueError(
-      f"{part} has {right} right and {wrong} wrong tokens: accepted are data with some of both."
+      f"{part} must have right and wrong tokens, got {right} right and {wrong} wrong."
     )
   return tokens
 
@@ -103,7 +103,9 @@ def main(config: Config) -> None:
     label = functools.partial(judge_marks.states, model, length=config.length)
   else:
     if config.top_k > model.config.vocab_size:
-      raise ValueError(f"top_k={config.top_k}: accepted is 1 to {model.config.vocab_size}.")
+      raise ValueError(
+        f"`top_k` must be between 1 and {model.config.vocab_size}, got {config.top_k}."
+      )
     records = answers.given(model, config, config.answer_field)
     content = [ids for ids, _ in records]
     texts = [[document] for document in records]

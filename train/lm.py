@@ -72,7 +72,8 @@ def begun(name: str, length: int) -> Model:
   model = load(name)
   if model.tokenizer is None or not model.config.causal or model.config.max_length < length:
     raise ValueError(
-      f"start={name!r}: accepted is a causal model with a tokenizer and {length} positions or more."
+      f"`start` must be a causal model with a tokenizer and at least {length} positions, got "
+      f"{name!r}."
     )
   return model
 

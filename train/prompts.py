@@ -106,8 +106,8 @@ def write(model: Model, config: Config, out: pathlib.Path, seen: Seen) -> list[d
   kept = [text for text in written if text is not None and seen.is_new(text)]
   if not kept:
     raise ValueError(
-      f"model={model.name!r} wrote no question that ended by itself: accepted is a "
-      "chat model that was trained on what users say, too."
+      f"`model` must be a chat model that was trained on what users say, too: {model.name!r} wrote "
+      "no question that ended by itself."
     )
   records: list[dict[str, Any]] = [{"kind": "question", "question": text} for text in kept]
 

@@ -100,7 +100,7 @@ def main(config: Config) -> None:
   texts = texts[: len(texts) // config.batch * config.batch]  # one compiled shape
   if not texts:
     raise ValueError(
-      f"length={config.length}: fewer than batch={config.batch} prompts have so many tokens."
+      f"`length` must be at most the tokens of batch={config.batch} prompts, got {config.length}."
     )
   kinds = [build_cache(model, name) for name in (DENSE, *config.caches)]
   report.directory(config.out)

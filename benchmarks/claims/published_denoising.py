@@ -124,7 +124,7 @@ def program(name: str, checkout: str) -> types.ModuleType:
   found = [path for path in paths if path.is_file()]
   if not found:
     raise ValueError(
-      f"{name}={checkout!r}: accepted is a checkout with {' or '.join(FILES[name])}."
+      f"`{name}` must be a checkout with {' or '.join(FILES[name])}, got {checkout!r}."
     )
   spec = importlib.util.spec_from_file_location(f"published_{name}.generate", found[0])
   assert spec is not None and spec.loader is not None

@@ -44,7 +44,7 @@ def pairs(model: specjax.Model, config: Config) -> list[tuple]:
   found = []
   for rule in config.verifiers:
     if rule not in VERIFIERS:
-      raise ValueError(f"verifiers={rule!r}: accepted are {', '.join(VERIFIERS)}.")
+      raise ValueError(f"`verifiers` must be among {', '.join(VERIFIERS)}, got {rule!r}.")
   for tree in config.trees:
     named = (f"{config.drafter}-{tree}", None) if tree.isdigit() else (config.drafter, tree)
     drafter = specjax.make_drafter(model, named[0], tree=named[1])

@@ -137,8 +137,7 @@ def main(config: Config) -> None:
     for name in config.topologies:
       if topology.CHIPS[name].data * topology.CHIPS[name].model > 1:
         raise ValueError(
-          f"topologies={name!r}: accepted with caches={' '.join(config.caches)} "
-          "are topologies of one chip."
+          f"`topologies` must be of one chip with caches={' '.join(config.caches)}, got {name!r}."
         )
   compiled.check_layers(config.layers)
   report.directory(config.out)

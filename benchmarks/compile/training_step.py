@@ -59,9 +59,7 @@ def spread(name: str, data: int) -> Mesh:
   """The chips of a topology with `data` of them along the axis of rows."""
   chips = topology.mesh(name).devices.reshape(-1)
   if len(chips) % data:
-    raise ValueError(
-      f"data={data}: accepted is a number that divides the {len(chips)} chips of {name}."
-    )
+    raise ValueError(f"`data` must divide the {len(chips)} chips of {name}, got {data}.")
   return Mesh(chips.reshape(data, -1), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 

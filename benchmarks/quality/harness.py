@@ -56,7 +56,7 @@ def main(config: Config) -> None:
     raise ValueError(f"tasks need {error.name}: pip install specjax[harness].") from None
   report.check(config, "batch", "samples", "max_new_tokens")
   if not config.tasks:
-    checks.refuse("tasks", (), "one name of a task or more")
+    checks.refuse("tasks", (), "one or more names of tasks")
   manager = TaskManager(include_path=config.include)
   for task in config.tasks:
     if not manager.match_tasks([task]):

@@ -61,8 +61,8 @@ def main(config: Config) -> None:
   report.check(config, "nodes", "length", "steps", "repeats")
   if not config.length + config.nodes <= small <= large:
     raise ValueError(
-      f"capacity={small} {large}: accepted are {config.length + config.nodes}, the "
-      "text's length and the nodes, or more, the smaller first."
+      f"`capacity` must be two numbers of at least {config.length + config.nodes}, the text's "
+      f"length and the nodes, the smaller first, got {small} and {large}."
     )
   model = ModelConfig(
     vocab_size=2048,

@@ -70,7 +70,7 @@ def main(config: Config) -> None:
   report.check(config, "canvas", "block", "batch", "repeats")
   if max(config.block) > config.canvas // 2:
     raise ValueError(
-      f"block={max(config.block)}: accepted is up to {config.canvas // 2}, half of the canvas."
+      f"`block` must be at most {config.canvas // 2}, half of the canvas, got {max(config.block)}."
     )
   model = dataclasses.replace(SIZES[config.size], causal=False, max_length=config.canvas)
   network = denoiser(model, mask=model.vocab_size - 1)

@@ -79,7 +79,7 @@ def loops(
   """The loop of every stage; ValueError for a method that is more than one canvas and a policy."""
   decoder = DiffusionDecoder(model, name, batch=config.batch)
   if not isinstance(decoder.loop, Denoise):
-    checks.refuse("methods", name, "those that read one canvas in a pass")
+    checks.refuse("methods", name, "methods that read one canvas in a pass")
   rng = np.random.default_rng(0)
   ids = rng.integers(model.mask, size=(config.batch, config.prompt)).tolist()
   weights, request, canvas = decoder._arguments(ids, [config.new] * config.batch, 0, None)

@@ -122,7 +122,7 @@ def main(config: Config) -> None:
   Experts(config.experts, config.chosen, config.expert_width)
   model = None if config.model is None else specjax.load(config.model)
   if model is not None and model.config.experts is None:
-    raise ValueError(f"model={config.model!r}: accepted is a model with experts.")
+    raise ValueError(f"`model` must be a model with experts, got {config.model!r}.")
   report.directory(config.out)
   rows = [layer(config, count) for count in config.rows]
   text, found = "Milliseconds of a layer.\n\n" + table.markdown(rows), {"layer": rows}

@@ -182,7 +182,7 @@ def main(config: Config) -> None:
   ]
   if not where:
     least = min(config.batch) * min(config.lengths)
-    checks.refuse("most", config.most, f"{least} or more, the rows of the smallest cell")
+    checks.refuse("most", config.most, f"at least {least}, the rows of the smallest cell")
   out = report.directory(config.out)
   for (B, length), N in report.progress(list(itertools.product(where, config.nodes)), "measuring"):
     group = groups.setdefault((B, length), [])

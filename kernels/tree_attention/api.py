@@ -104,7 +104,7 @@ def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> None:
   """Raises ValueError for shapes that do not fit; see `tree_attention`."""
   for name, x in {"q": q, "k_tree": k_tree, "k_cache": jax.tree.leaves(k_cache)[0]}.items():
     if x.ndim != 4:
-      raise ValueError(f"{name}.shape={x.shape}: accepted is a shape of four axes.")
+      raise ValueError(f"`{name}.shape` must have four axes, got {x.shape}.")
   B, H, N, C = q.shape
   K, S = jax.tree.leaves(k_cache)[0].shape[1:3]
   M = k_tree.shape[2]
@@ -120,9 +120,9 @@ def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> None:
       wanted |= {name: (x, (B, K, S, C))}
   for name, (x, shape) in wanted.items():
     if x.shape != shape:
-      raise ValueError(f"{name}.shape={x.shape}: accepted is {shape}.")
+      raise ValueError(f"`{name}.shape` must be {shape}, got {x.shape}.")
   if H % K:
-    raise ValueError(f"q has {H} heads: accepted is a multiple of the cache's {K}.")
+    raise ValueError(f"the heads of `q` must be a multiple of the cache's {K}, got {H}.")
 
 
 @switches.hold

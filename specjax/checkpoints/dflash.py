@@ -159,14 +159,14 @@ def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> publi
     raise ValueError("mask_token=None: the format dflash has the embedding of a token as its mask.")
   if network.qkv_bias or not network.qk_norm:
     raise ValueError(
-      f"qk_norm={network.qk_norm} with qkv_bias={network.qkv_bias}: the format "
-      "dflash has norms on q and k, and no biases."
+      f"`qk_norm` must be True and `qkv_bias` False for the format dflash, got {network.qk_norm} "
+      f"and {network.qkv_bias}."
     )
   taps = layers_read(network.layers, config)
   if not all(0 < i < network.layers for i in taps):
     raise ValueError(
-      f"hidden_layers={taps}: the format dflash has layers 1 to "
-      f"{network.layers - 1}, whose input is another's output."
+      f"`hidden_layers` must be between 1 and {network.layers - 1} for the format dflash, as each "
+      f"is another layer's input, got {taps}."
     )
   tensors = scatter(loaded.params, _layout(config, network), dtype)
   layers = dataclasses.replace(

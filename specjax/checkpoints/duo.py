@@ -43,7 +43,10 @@ def load(directory: str | pathlib.Path, config: Config, params: Params) -> Param
   if found.get("skipping") != DUO:
     raise ValueError(f"{directory}/config.json lacks skipping='duo': there are no small MLPs here.")
   if config.experts is not None:
-    raise ValueError("small MLPs stand beside dense ones: accepted is a model without experts.")
+    raise ValueError(
+      "the target of small MLPs must be a model without experts: small MLPs stand beside dense "
+      "ones."
+    )
   keys = {"skipping", "width", "base", trained_for.KEY}
   harmless.known_keys(found, f"{directory}/config.json", keys, {})
   width = checks.fields_of(found, {"width": int}, f"{directory}/config.json", ["width"])["width"]

@@ -66,15 +66,15 @@ def fields(
   """
   published.check_architecture(raw, architectures)
   if raw.get(KIND, kind) != kind:
-    raise ValueError(f"{KIND}={raw[KIND]!r} in config.json: accepted is {kind!r}.")
+    raise ValueError(f"config.json: `{KIND}` must be {kind!r}, got {raw[KIND]!r}.")
   where = f"{directory}/config.json"
   raw = published.in_one_piece(raw, where)
   own = checks.fields_of(raw, {**_SCHEMA, **more}, where, ["draft_vocab_size"])
   published.check_keys(raw, where, {KIND, *_SCHEMA, *more}, _PLAIN)
   if own.get("target_hidden_size", model.width) != model.width:
     raise ValueError(
-      f"target_hidden_size={own['target_hidden_size']} in config.json: accepted is "
-      f"the target's width, {model.width}."
+      f"config.json: `target_hidden_size` must be the target's width, {model.width}, got "
+      f"{own['target_hidden_size']}."
     )
   return raw, own
 
@@ -97,8 +97,8 @@ def hidden_layers(own: Mapping[str, Any], model: Config) -> tuple[int, ...]:
     found = tuple(i + 1 for i in ids)
     if beside not in (None, found):
       raise ValueError(
-        f"eagle_aux_hidden_state_layer_ids={beside}, and the outputs {ids} in "
-        "eagle_config: accepted is one of the two."
+        "config.json: `eagle_aux_hidden_state_layer_ids` must be the same inside and outside of "
+        f"eagle_config, got {ids} and {beside}."
       )
   layers = own.get("specjax_taps", found)
   return () if layers == hidden_layers_of(model.layers) else layers

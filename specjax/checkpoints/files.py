@@ -35,7 +35,7 @@ def read_tensors(path: pathlib.Path, prefix: str = "") -> Tensors:
       names = [name for name in every if name.startswith(prefix)]
       for name in names:
         if (dtype := file.get_slice(name).get_dtype()) not in _DTYPES:
-          checks.refuse(f"{path}: dtype of tensor {name}", dtype, ", ".join(_DTYPES))
+          checks.refuse(f"{path}: dtype of tensor {name}", dtype, f"one of {', '.join(_DTYPES)}")
       return {name: file.get_tensor(name) for name in names}
   except SafetensorError as error:
     raise ValueError(f"{path} is truncated or no safetensors file: {error}.") from error

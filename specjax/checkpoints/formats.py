@@ -29,9 +29,9 @@ from specjax.checkpoints.files import read_config, write
 from specjax.checkpoints.heads import LoadedHead
 from specjax.checkpoints.trained_for import Identity
 from specjax.heads import HEADS, draft_vocabulary, embedding
-from specjax.heads.named import is_file
 from specjax.models.config import Config
 from specjax.models.transformer import target
+from specjax.own_file import is_file
 
 PUBLISHED = {
   "medusa": medusa, "hydra": hydra, "eagle": eagle, "eagle3": eagle3,
@@ -127,10 +127,13 @@ def save(
   """
   name, network = loaded.head.name, loaded.network
   if torch and form not in TORCH:
-    raise ValueError(f"torch=True: accepted for the formats {' and '.join(TORCH)}, not {form}.")
+    raise ValueError(
+      f"`torch` must be False for the format {form}, got True: only {' and '.join(TORCH)} are "
+      "written as torch files."
+    )
   accepted = [key for key in FORMATS if key in ("specjax", name)]
   if form not in accepted:
-    raise ValueError(f"to={form!r}: accepted for a head of {name} is {' or '.join(accepted)}.")
+    raise ValueError(f"`to` must be {' or '.join(accepted)} for a head of {name}, got {form!r}.")
   if form == "specjax":
     for field in dataclasses.fields(model):
       own, theirs = (getattr(x, field.name) for x in (network, model))

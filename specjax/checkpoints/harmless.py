@@ -161,8 +161,7 @@ def known_keys(
       checks.refuse(
         f"{where}: {key}",
         value,
-        "a file without this key, which is not read and may "
-        "change the output: remove it where it does not",
+        "left out, as it is not read and may change the output",
       )
     accepted = [harmless[name] for name in patterns]
     if not any(values is ... or value in values for values in accepted):

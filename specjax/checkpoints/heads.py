@@ -22,8 +22,9 @@ from specjax.checkpoints.files import check, read_config, read_tensors, write
 from specjax.checkpoints.trained_for import Identity
 from specjax.heads import draft_vocabulary
 from specjax.heads.base import Head
-from specjax.heads.named import built, is_file, named
+from specjax.heads.named import built, named
 from specjax.models.config import Config
+from specjax.own_file import is_file
 from specjax.sampling import new_key
 from specjax.trees.dynamic import Dynamic
 from specjax.trees.static import Choices, from_choices
@@ -143,7 +144,10 @@ def weights_like(
   params = load(directory, model, called=called).params
   shapes, ours = (jax.tree.map(lambda x: (x.shape, str(x.dtype)), p) for p in (params, like))
   if shapes != ours or not np.array_equal(*(p.get(draft_vocabulary.KEY) for p in (params, like))):
-    raise ValueError(f"init={str(directory)!r} holds a head of another shape or vocabulary.")
+    raise ValueError(
+      "`init` must hold a head of this shape and vocabulary, got one of another in "
+      f"{str(directory)!r}."
+    )
   return params
 
 

@@ -139,7 +139,9 @@ def _read_params(
       if found == "I8" and scale in home:
         return eight_bits.values(stored(name, index), stored(scale, index[:1]))
       if found not in _FLOATS:
-        raise ValueError(f"tensor {name} has dtype {found}; accepted are {', '.join(_FLOATS)}.")
+        raise ValueError(
+          f"the dtype of tensor {name} must be one of {', '.join(_FLOATS)}, got {found}."
+        )
       return stored(name, index)
 
     quantised.check_tensors({k: file.get_slice(k).get_dtype() for k, file in home.items()})

@@ -72,7 +72,7 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   ):
     if raw[key] not in accepted:
       raise ValueError(
-        f"{key}={raw[key]!r} in config.json: accepted is {' or '.join(map(str, accepted))}."
+        f"config.json: `{key}` must be {' or '.join(map(str, accepted))}, got {raw[key]!r}."
       )
   prefix = _PREFIX[raw["hydra_head_arch"]]
   config = HydraConfig(own["hydra_num_heads"], own["hydra_num_layers"], prefix=prefix)

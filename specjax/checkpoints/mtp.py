@@ -43,7 +43,7 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   where = f"{directory}/config.json"
   if raw.get("model_type") != "mimo":
     checks.refuse(
-      f"{where}: model_type", raw.get("model_type"), "mimo, the family whose MTP layer is read"
+      f"{where}: model_type", raw.get("model_type"), "'mimo', the family whose MTP layer is read"
     )
   own = checks.fields_of(raw, _SCHEMA, where)
   if own["num_nextn_predict_layers"] != 1:
@@ -51,11 +51,13 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   network = hf_config.from_json(raw, where)
   hf_config.check_keys(raw, network, where, _OTHERS)
   if network.window is not None:
-    checks.refuse(f"{where}: sliding_window", network.window, "full attention in the MTP layer")
+    checks.refuse(
+      f"{where}: sliding_window", network.window, "null, for the MTP layer has full attention"
+    )
   for field in dataclasses.fields(network):
     found, ours = (getattr(x, field.name) for x in (network, model))
     if found != ours and field.name != "max_length":
-      raise ValueError(f"{field.name}={found} in config.json: accepted is the target's, {ours}.")
+      raise ValueError(f"config.json: `{field.name}` must be the target's, {ours}, got {found}.")
   path, tensors = published.read(directory, published.FILES, MIMO["mtp"].removesuffix("0"))
   params = published.gather(tensors, mtp_layer(model), path, dtype)
   config = MTPConfig(own.get("specjax_depth", MTPConfig().depth), before_norm=True)

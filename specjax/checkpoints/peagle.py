@@ -64,12 +64,11 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
     )
   if len(found) > 1:
     raise ValueError(
-      f"{directory}/config.json names the masks {found} by "
-      f"{', '.join(MASK_TOKENS)}: accepted is one."
+      f"{directory}/config.json must name one mask by {', '.join(MASK_TOKENS)}, got {found}."
     )
   for name in eagle3_file.OPTIONS[1:]:
     if own.get(name):
-      checks.refuse(f"{name} in config.json", True, "false in the format peagle")
+      checks.refuse(f"config.json: {name}", True, "false in the format peagle")
   published.check_no_window(raw, f"{directory}/config.json")
   network, mlp_width = published.network_of(raw, model, model.qkv_bias)
   path, tensors = published.read(directory, published.FILES)

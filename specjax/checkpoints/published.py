@@ -125,7 +125,7 @@ def gather(
   check(there, parts | optional | dict(others or {}), path)
   for name in parts:
     if not jnp.issubdtype(tensors[name].dtype, jnp.floating):
-      raise ValueError(f"tensor {name} has dtype {tensors[name].dtype}; accepted are floats.")
+      raise ValueError(f"the dtype of tensor {name} must be a float, got {tensors[name].dtype}.")
   for name, other in copies.items():
     if not np.array_equal(tensors[name], tensors[other]):
       raise ValueError(f"tensors {name} and {other} differ, which this format has as one.")
@@ -141,14 +141,14 @@ def check_architecture(raw: Mapping[str, Any], accepted: Sequence[str]) -> None:
   said = raw.get("architectures") or accepted
   names = [said] if isinstance(said, str) else said
   if not isinstance(names, Sequence) or not any(name in accepted for name in names):
-    raise ValueError(f"architectures={said} in config.json: accepted is {' or '.join(accepted)}.")
+    raise ValueError(f"config.json: `architectures` must be {' or '.join(accepted)}, got {said}.")
 
 
 def check_target(key: str, width: int, vocab_size: int, model: Config) -> None:
   """Raises ValueError for a width, which config.json has as `key`, or vocabulary not `model`'s."""
   for name, own, ours in (key, width, model.width), ("vocab_size", vocab_size, model.vocab_size):
     if own != ours:
-      raise ValueError(f"{name}={own} in config.json: accepted is the target's, {ours}.")
+      raise ValueError(f"config.json: `{name}` must be the target's, {ours}, got {own}.")
 
 
 def fields(
@@ -177,8 +177,8 @@ def in_one_piece(raw: Mapping[str, Any], where: str) -> Mapping[str, Any]:
   for key in _NETWORK & inner.keys() & outer.keys():
     if None not in (inner[key], outer[key]) and inner[key] != outer[key]:
       raise ValueError(
-        f"{where}: {key}={outer[key]!r}, and in transformer_layer_config it is "
-        f"{inner[key]!r}: accepted is one of the two."
+        f"{where}: `{key}` must be the same inside and outside of transformer_layer_config, got "
+        f"{inner[key]!r} and {outer[key]!r}."
       )
   return {**outer, **{k: v for k, v in inner.items() if v is not None or k not in outer}}
 
@@ -244,7 +244,7 @@ def window_of(raw: Mapping[str, Any], where: str) -> int | None:
     checks.refuse(
       f"{where}: max_window_layers",
       own["max_window_layers"],
-      "0, for all layers of a head have its window, or layer_types",
+      "0 without layer_types, for all layers of a head have its window",
     )
   return own["sliding_window"]
 
@@ -252,7 +252,9 @@ def window_of(raw: Mapping[str, Any], where: str) -> int | None:
 def check_no_window(raw: Mapping[str, Any], where: str) -> None:
   """Raises ValueError for a sliding window, in a format whose layers see everything."""
   if (window := window_of(raw, where)) is not None:
-    checks.refuse(f"{where}: sliding_window", window, "full attention in this format")
+    checks.refuse(
+      f"{where}: sliding_window", window, "null, for the layers of this format have full attention"
+    )
 
 
 def network_of(raw: Mapping[str, Any], model: Config, qkv_bias: bool) -> tuple[Config, int]:

@@ -38,7 +38,7 @@ def _method(found: Mapping[str, Any]) -> str:
 
 
 def _refuse(what: str) -> NoReturn:
-  raise ValueError(f"{what}: quantised weights are not read; accepted is {_READ}.")
+  raise ValueError(f"{what}: quantised weights are not read; use {_READ}.")
 
 
 def check_config(directory: pathlib.Path, raw: Mapping[str, Any]) -> None:

@@ -56,8 +56,8 @@ def load(directory: str | pathlib.Path, config: Config, params: Params) -> Param
   rank = checks.fields_of(found, {"rank": int}, f"{directory}/config.json", ["rank"])["rank"]
   if isinstance(params["params"]["layer_0"].get("qkv"), Int8 | Groups | None):
     raise ValueError(
-      "routers come with updates of float weights that are not spread: accepted are "
-      "weights='float' and mesh=None, see `Model.on`."
+      "routers change float weights on one device: with them `weights` must be 'float' and `mesh` "
+      "None, see `Model.on`."
     )
   updates = jax.eval_shape(functools.partial(lora.start, rank=rank), new_key(0), params)
   shapes = {name: x.shape for name, x in flatten_dict(updates, sep="/").items()}

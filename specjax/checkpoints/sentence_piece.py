@@ -23,8 +23,8 @@ def _parse(file: pathlib.Path) -> Any:
     from sentencepiece import sentencepiece_model_pb2
   except ImportError:
     raise ValueError(
-      f"{file} needs the package sentencepiece, which is not installed: accepted is "
-      f"pip install specjax[sentencepiece], or {_HELP}."
+      f"{file} needs the package sentencepiece, which is not installed: use pip install "
+      f"specjax[sentencepiece], or {_HELP}."
     ) from None
   messages: Any = sentencepiece_model_pb2  # makes its classes when it is imported
   try:

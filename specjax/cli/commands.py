@@ -59,7 +59,7 @@ JSON_KEYS = (
 def _items(args: Decode, model):
   """The prompts, after their checks."""
   if args.max_new_tokens < 1:
-    raise ValueError(f"max_new_tokens={args.max_new_tokens}: accepted is 1 or more.")
+    raise ValueError(f"`max_new_tokens` must be at least 1, got {args.max_new_tokens}.")
   if args.prompts is not None and args.prompt is None:
     if args.chat:
       raise ValueError("--chat goes with --prompt; in a file, `question` says the same.")
@@ -267,14 +267,12 @@ def check_processes(command: str, mesh: str | None) -> None:
     return
   if command not in ("generate", "denoise"):
     raise ValueError(
-      f"{command} runs in one process: accepted in several are generate, denoise "
-      "and the training scripts."
+      f"{command} runs in one process: only generate, denoise and the training scripts run in "
+      "several."
     )
   there = jax.device_count()
   if mesh is None or sharding.named_mesh(mesh).size < there:
-    raise ValueError(
-      f"mesh={mesh!r}: accepted in several processes is a mesh of all their {there} devices."
-    )
+    raise ValueError(f"`mesh` must hold all the {there} devices of the processes, got {mesh!r}.")
 
 
 def run(args: Any) -> None:

@@ -17,15 +17,15 @@ def run_convert(args: Convert) -> None:
   if args.format != "head" and (args.target is not None or args.to != "specjax"):
     raise ValueError(f"target={args.target!r} and to={args.to!r} are for --format head.")
   if args.weights != "float" and args.to != "specjax":
-    raise ValueError(f"weights={args.weights!r}: accepted for --to specjax.")
+    raise ValueError(f"`weights` must be left out without --to specjax, got {args.weights!r}.")
   if args.torch and args.format != "head":
-    raise ValueError("torch=True: accepted for --format head.")
+    raise ValueError("`torch` must be False without --format head, got True.")
   out = checks.directory("out", args.out)
   source = pathlib.Path(args.model) if args.format == "llama2c" else resolve(args.model)
   if out.resolve() == source.resolve():
     raise ValueError(f"out={args.out!r} is the model itself; choose another directory.")
   if (out / "config.json").exists():
-    checks.refuse("out", args.out, "a directory without a config.json; a model or a head is there")
+    checks.refuse("out", args.out, "a directory without a model or a head (it has a config.json)")
   dtype = jnp.int8 if args.weights == "int8" else jnp.float32
   if args.format == "llama2c":
     c = llama2c.load(args.model, args.tokenizer)

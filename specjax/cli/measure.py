@@ -30,8 +30,8 @@ def _parallelbench(args: Bench) -> None:
     checks.whole("limit", args.limit, 1, 10**5)
   if args.published is not None and (args.tasks is not None or args.lengths != Bench.lengths):
     raise ValueError(
-      f"published={args.published!r}: accepted without --tasks and --lengths, which "
-      "choose among our own questions."
+      "`published` must be left out beside --tasks and --lengths, which choose among the "
+      f"questions that ship, got {args.published!r}."
     )
   fields = _fields(args, parallelbench.Config, {"limit": "count"})
   config = parallelbench.Config(**{k: v for k, v in fields.items() if v is not None})

@@ -191,14 +191,14 @@ def parse(text: str) -> Question:
   """The question that `Question.text` wrote; ValueError where it writes no such text."""
   words = text.split()
   if ":" not in words[1:] or words[-1] != "=":
-    raise ValueError(f"question={text!r}: expected TASK [WORD] [INDEX] : NAMES =.")
+    raise ValueError(f"`question` must be TASK [WORD] [INDEX] : NAMES =, got {text!r}.")
   colon = words.index(":")
   head, items = words[:colon], tuple(words[colon + 1 : -1])
   index = int(head.pop()) if head[-1].isdecimal() else 0
   word = head.pop() if head and head[-1] in NAMES else ""
   task = "_".join(head)
   if task not in KNOWN:
-    raise ValueError(f"question={text!r}: its task is none of {', '.join(KNOWN)}.")
+    raise ValueError(f"the task of `question` must be one of {', '.join(KNOWN)}, got {text!r}.")
   return Question(task, items, word, index)
 
 

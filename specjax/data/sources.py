@@ -89,7 +89,8 @@ def open_source(spec: str) -> TextSource:
     source = JsonlSource(spec)
   else:
     raise ValueError(
-      f"{data}: no such file; accepted: a .jsonl file, tfds:NAME:SPLIT or lists:SEED:COUNT."
+      f"{data}: there is no such file; `data` must be a .jsonl file, tfds:NAME:SPLIT or "
+      "lists:SEED:COUNT."
     )
   if not len(source):
     raise ValueError(f"{data} holds no records.")
@@ -117,7 +118,7 @@ def conversation(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
   """
   for key in ("tools", "functions"):
     if record.get(key):
-      checks.refuse(key, record[key], "a record without it: no template here is given tools")
+      checks.refuse(key, record[key], "left out, for no template here is given tools")
   for key, role, content in (("messages", "role", "content"), ("conversations", "from", "value")):
     if key not in record:
       continue
@@ -126,7 +127,7 @@ def conversation(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
       if not isinstance(turn, dict):
         checks.refuse(f"{key}[{i}]", turn, f"an object with the texts {role} and {content}")
       if turn.get("weight", 1) != 1:
-        checks.refuse(f"{key}[{i}]: weight", turn["weight"], "1: every answer is learned alike")
+        checks.refuse(f"{key}[{i}]: weight", turn["weight"], "1, for every answer is learned alike")
       if key == "messages":  # of OpenAI, which the templates read
         checks.fields_of(
           turn, {}, f"{key}[{i}]", needed=(role, *([content] if silent(turn) else ()))

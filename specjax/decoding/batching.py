@@ -89,8 +89,8 @@ def check_model(model: Any, causal: bool) -> None:
   """Raises ValueError where a decoder is given no model, or one of the other kind."""
   if not isinstance(model, Model):
     raise ValueError(
-      f"model={type(model).__name__}: accepted is a specjax.Model, as specjax.load "
-      "gives; a network of one's own is Model(name, config, params, ..)."
+      "`model` must be a specjax.Model, as specjax.load gives it or as Model(name, config, "
+      f"params, ..) makes it of your own network, got {type(model).__name__}."
     )
   if causal and not model.config.causal:
     raise ValueError(
@@ -119,15 +119,13 @@ def read(
   given: Any = max_new_tokens
   budgets = list(given) if isinstance(given, list | tuple) else [given] * len(ids)
   if len(budgets) != len(ids):
-    checks.refuse(
-      "len(max_new_tokens)", len(budgets), f"one number, or one per prompt ({len(ids)})"
-    )
+    checks.refuse("len(max_new_tokens)", len(budgets), f"{len(ids)}, the number of prompts")
   for prompt, budget in zip(ids, budgets, strict=True):
     checks.whole("max_new_tokens", budget, least)
     if len(prompt) + budget > model.config.max_length:
       raise ValueError(
-        f"prompt has {len(prompt)} tokens and max_new_tokens={budget}: "
-        f"together at most {model.config.max_length}, the positions of {model.name}."
+        "a prompt's tokens and `max_new_tokens` must be together at most "
+        f"{model.config.max_length}, the positions of {model.name}, got {len(prompt)} and {budget}."
       )
   return ids, budgets
 

@@ -85,7 +85,7 @@ class Conversation:
 
   def __init__(self, decoder: Decoder):
     if (chosen := decoder.model.skipping) is not None:
-      raise ValueError(f"skipping={chosen.name!r}: accepted for a conversation is a model without.")
+      raise ValueError(f"`model` must have no skipping in a conversation, got {chosen.name!r}.")
     self.decoder, self.read = decoder, 0
     self._number = 0  # of this conversation among all requests, which decides its noise
     self._state: speculate.DecodeState | None = None

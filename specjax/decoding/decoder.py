@@ -108,7 +108,9 @@ class Decoder:
     self.cache, over = build_cache(model, cache)
     if over is not model.target:
       if target is not model.target:
-        raise ValueError(f"cache={self.cache!r}: accepted is a verifier without reflection.")
+        raise ValueError(
+          f"`cache` must be dense with a verifier that reflects, got {self.cache!r}."
+        )
       target, found = over, found._replace(exactness=f"LOSSY ({self.cache})")
     self._used, self.stop_words, self.stop = build_processors(
       model, processors, regex, json_schema, (*model.stop, *stop), stop_words

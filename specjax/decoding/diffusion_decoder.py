@@ -136,7 +136,7 @@ class DiffusionDecoder:
     ids, budgets = read(self.model, prompts, max_new_tokens, least=0)
     for prompt, budget in zip(ids, budgets, strict=True):
       if budget == 0 and self.model.mask not in prompt:
-        checks.refuse("max_new_tokens", 0, "1 or more for a prompt without holes")
+        checks.refuse("max_new_tokens", 0, "at least 1 for a prompt without holes")
     return ids, budgets
 
   def _room(self, lengths: Sequence[int]) -> int:

@@ -84,8 +84,9 @@ def check_blocks(denoiser: Denoiser, blocks: Blocks) -> None:
   own = denoiser.block
   if own is not None and (blocks.length != blocks.window or own % blocks.window):
     raise ValueError(
-      f"blocks={blocks.name!r} with a window of {blocks.window}: the denoiser is causal over "
-      f"blocks of {own}; accepted are fixed blocks of a length that divides {own}, and none ahead."
+      f"`blocks` must be fixed, of a length that divides {own}, with no window ahead, for a "
+      f"denoiser that is causal over blocks of {own}, got {blocks.name!r} with a window of "
+      f"{blocks.window}."
     )
 
 

@@ -43,8 +43,8 @@ def check_cache(cache: CanvasCache) -> None:
   """Raises ValueError for a cache whose passes depend on each other."""
   if not cache.steady:
     raise ValueError(
-      f"cache={cache.name!r}: its passes depend on each other, so that rounds cannot be skipped "
-      "by guesses; accepted are none, dual, prefix, free, committed, and vicinity without warm-up."
+      "`cache` must be none, dual, prefix, free, committed or vicinity without warm-up where "
+      f"guesses skip rounds, got {cache.name!r}, whose passes depend on each other."
     )
 
 

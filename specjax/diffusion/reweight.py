@@ -105,14 +105,13 @@ def check_beside(policy: Policy, parts: Mapping[str, Any]) -> None:
     name = getattr(parts[kind], "name", parts[kind])
     if name is not None and name not in names:
       raise ValueError(
-        f"{kind}={name!r}: a reweighted denoiser reads whole texts and is sure of "
-        "one in every pass; accepted is a denoiser without reweighted."
+        f"`{kind}` needs a denoiser that is not reweighted, got {name!r}: a reweighted denoiser "
+        "reads whole texts and is sure of one in every pass."
       )
   if not policy.blind:
     raise ValueError(
-      f"policy={policy.name!r}: a reweighted denoiser is sure of every slot, so all "
-      "would be committed at once; accepted are random, left_to_right and origin, "
-      "alone or with +steps or +timesteps."
+      "`policy` must be random, left_to_right or origin, alone or with +steps or +timesteps, for "
+      f"a reweighted denoiser, which is sure of every slot, got {policy.name!r}."
     )
 
 
@@ -142,7 +141,7 @@ def reweighted(denoiser: Denoiser, log_probs: TextLogProbs, samples: int = 2) ->
 
   def evaluate(params: Reweighted, tokens: Array, position: Array, seen: Array, earlier=None):
     if earlier is not None:
-      raise ValueError("a reweighted denoiser weighs whole texts: accepted is caches.none.")
+      raise ValueError("`cache` must be none for a reweighted denoiser, which weighs whole texts.")
     states, _ = denoiser.evaluate(params.inner, tokens, position, seen)
     predicts = jnp.maximum(jnp.arange(tokens.shape[1]) - int(denoiser.shift), 0)
     logits = denoiser.head(params.inner, states[:, predicts])

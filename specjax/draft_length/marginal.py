@@ -69,8 +69,8 @@ def marginal(
   """
   if draft_cost < 0 or node_cost < 0 or draft_cost + node_cost <= 0:
     raise ValueError(
-      f"draft_cost={draft_cost}, node_cost={node_cost}: accepted are costs of 0 or "
-      "more that are not both 0."
+      f"`draft_cost` and `node_cost` must be at least 0 and not both 0, got {draft_cost} and "
+      f"{node_cost}."
     )
 
   def init(batch: int) -> MarginalState:

@@ -41,7 +41,7 @@ def constant(length: int = 4) -> DraftLength:
     length: draft tokens per round; 0 is plain decoding.
   """
   if length < 0:
-    raise ValueError(f"length={length}: accepted are 0 draft tokens or more.")
+    raise ValueError(f"`length` must be at least 0 draft tokens, got {length}.")
   return _scheduled("constant", length, length, lambda state, accepted, drafted: state)
 
 
@@ -59,7 +59,9 @@ def heuristic(length: int = 5, longest: int = 20) -> DraftLength:
     longest: draft tokens at most, D.
   """
   if not 1 <= length <= longest:
-    raise ValueError(f"length={length}: accepted are 1 to longest={longest} draft tokens.")
+    raise ValueError(
+      f"`length` must be between 1 and longest={longest} draft tokens, got {length}."
+    )
 
   def update(state: ScheduleState, accepted: Array, drafted: Array) -> ScheduleState:
     longer = jnp.minimum(state.length + 2, state.longest)

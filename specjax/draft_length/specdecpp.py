@@ -92,7 +92,9 @@ def specdecpp(
     shortest, longest: bounds of the draft's length.
   """
   if not 1 <= shortest <= longest:
-    raise ValueError(f"shortest={shortest}: accepted are 1 to longest={longest} draft tokens.")
+    raise ValueError(
+      f"`shortest` must be between 1 and longest={longest} draft tokens, got {shortest}."
+    )
   module = AcceptanceHead(blocks)
 
   def init(batch: int) -> SpecDecPPState:

@@ -60,11 +60,18 @@ def stateless(name: str, depth: int, guess: Callable[[Context], Array]) -> Draft
   Args:
     name: of the method.
     depth: D, tokens drafted per round.
-    guess: (context) -> i32[B, D], the tokens after the root; a negative one ends the chain.
+    guess: (context) -> i32[B, D], the tokens after the root i32[B, 1]; a negative one ends the
+      chain. Another shape is a ValueError.
   """
 
   def draft(params: Params, context: Context) -> Draft:
-    return chain_of(context, guess(context))
+    guesses, want = guess(context), (len(context.root), depth)
+    if jnp.shape(guesses) != want or not jnp.issubdtype(guesses.dtype, jnp.integer):
+      raise ValueError(
+        f"the guesses of drafter={name!r} must be i32[B, depth], here of the shape {want}, got "
+        f"{jnp.result_type(guesses)} of the shape {jnp.shape(guesses)}."
+      )
+    return chain_of(context, guesses)
 
   return from_draft(name, depth + 1, depth, draft)
 

@@ -50,7 +50,7 @@ def make_decoders(model: Model, config: Config) -> dict[str, Decoder]:
   made = (make_decoder(model, label, config) for label in labels)
   decoders = {decoder.name: decoder for decoder in made}
   if len(decoders) < len(labels):
-    raise ValueError(f"drafters={' '.join(config.drafters)}: a method is there twice.")
+    raise ValueError(f"`drafters` must name each method once, got {' '.join(config.drafters)}.")
   return decoders
 
 

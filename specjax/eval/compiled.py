@@ -59,7 +59,7 @@ def copies(text: str, shape: str, kinds: str = "copy|custom-call") -> int:
 def check_layers(layers: Sequence[int]) -> None:
   """Raises ValueError for numbers of layers that do not rise from 1 on."""
   if list(layers) != sorted({*layers}) or min(layers, default=1) < 1:
-    raise ValueError(f"layers={tuple(layers)}: accepted are rising numbers from 1 on.")
+    raise ValueError(f"`layers` must be rising numbers of at least 1, got {tuple(layers)}.")
 
 
 def by_layers(

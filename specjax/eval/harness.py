@@ -60,7 +60,7 @@ class Harness(TemplateLM):
     super().__init__()
     self.decoder, self.model = decoder, decoder.model
     if self.model.tokenizer is None:
-      checks.refuse("decoder", self.model.name, "that of a model with a tokenizer")
+      checks.refuse("decoder", self.model.name, "the decoder of a model with a tokenizer")
     self.max_new_tokens = checks.whole("max_new_tokens", max_new_tokens, 1)
     self.samples = checks.whole("samples", samples, 1)
     self.passes = self.emitted = 0
@@ -85,7 +85,7 @@ class Harness(TemplateLM):
     """A conversation as the text that the model reads; ValueError without a template."""
     inner = self.model.tokenizer.inner  # type: ignore[union-attr]
     if not add_generation_prompt:
-      checks.refuse("add_generation_prompt", False, "True: an answer is not begun for the model")
+      checks.refuse("add_generation_prompt", False, "True, for the model begins its answers itself")
     return inner.decode(self.model.chat(chat_history), skip_special_tokens=False)
 
   def tok_encode(

@@ -153,7 +153,7 @@ def _fitting(model: Model, pairs: Sequence[Pair], least: int) -> list[Pair]:
   most, fit = model.config.max_length, []
   for i, (context, said) in enumerate(pairs):
     if len(context) < least:
-      checks.refuse(f"pairs[{i}]: context", context, "one token at least")
+      checks.refuse(f"pairs[{i}]: context", context, "at least one token")
     room = most - checks.whole(
       f"pairs[{i}]: length of the continuation", len(said), 1, most - least
     )

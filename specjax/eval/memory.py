@@ -90,8 +90,8 @@ def measure(decoder: Decoder, prompt_tokens: int, max_new_tokens: int) -> Memory
   checks.whole("max_new_tokens", max_new_tokens, 1)
   if prompt_tokens + max_new_tokens > model.config.max_length:
     raise ValueError(
-      f"prompt_tokens={prompt_tokens} and max_new_tokens={max_new_tokens}: together at most "
-      f"{model.config.max_length}, the positions of {model.name}."
+      f"`prompt_tokens` and `max_new_tokens` must be together at most {model.config.max_length}, "
+      f"the positions of {model.name}, got {prompt_tokens} and {max_new_tokens}."
     )
   T = pad_to_bucket(prompt_tokens)
   capacity = decoder.capacity(T, max_new_tokens)

@@ -183,7 +183,9 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   made = (make_decoder(model, name, config) for name in config.methods)
   decoders = {decoder.name: decoder for decoder in made}
   if len(decoders) < max(len(config.methods), 1):
-    raise ValueError(f"methods={' '.join(config.methods)!r}: accepted are one or more, each once.")
+    raise ValueError(
+      f"`methods` must be one or more names, each once, got {' '.join(config.methods)!r}."
+    )
   ids, _ = read(model, [model.chat(q.messages) for q in asked], config.max_new_tokens)
   directory = report.directory(out)
 

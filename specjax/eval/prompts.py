@@ -36,7 +36,7 @@ def _item(record: Mapping[str, Any], model: Model) -> Item:
   if "tokens" in record:
     given: Any = record["tokens"]
     if not isinstance(given, list) or not all(type(i) is int for i in given):
-      raise ValueError(f"tokens={given!r:.60}: accepted is a list of ids.")
+      raise ValueError(f"`tokens` must be a list of ids, got {given!r:.60}.")
     ids = model.encode(given)
   elif turns := conversation(record):
     asked = question(turns)
@@ -45,11 +45,13 @@ def _item(record: Mapping[str, Any], model: Model) -> Item:
     key = next(k for k in ("prompt", "question", "turns") if k in record)
     given = record[key][0] if isinstance(record[key], list) else record[key]
     if not isinstance(given, str):
-      raise ValueError(f"{key}={record[key]!r:.60}: accepted is text.")
+      raise ValueError(f"`{key}` must be text, got {record[key]!r:.60}.")
     in_chat = key != "prompt" and given and model.template
     ids = model.chat(given) if in_chat else model.encode(given)
   else:
-    raise ValueError(f"no prompt among the keys {', '.join(record) or '(none)'}; accepted: {KEYS}.")
+    raise ValueError(
+      f"a line must have one of {KEYS}, got the keys {', '.join(record) or '(none)'}."
+    )
   return Item(given, ids, record.get("category"))
 
 
@@ -57,9 +59,8 @@ def check_length(item: Item, max_new_tokens: int, model: Model) -> None:
   """Raises ValueError for a prompt that leaves no room for `max_new_tokens`."""
   if len(item.ids) + max_new_tokens > model.config.max_length:
     raise ValueError(
-      f"prompt has {len(item.ids)} tokens and max_new_tokens={max_new_tokens}: "
-      f"together at most {model.config.max_length}, the positions of "
-      f"{model.name}."
+      f"a prompt's tokens and `max_new_tokens` must be together at most {model.config.max_length}, "
+      f"the positions of {model.name}, got {len(item.ids)} and {max_new_tokens}."
     )
 
 
@@ -129,7 +130,7 @@ def read(
   source = [{"question": q} for q in OUR_QUESTIONS] if path is None else open_source(path)
   count = len(source) if limit is None else min(limit, len(source))
   if not count:
-    raise ValueError(f"{path} has no prompts; accepted in each line: {KEYS}.")
+    raise ValueError(f"each line of {path} must have one of {KEYS}, got no prompt at all.")
   items = []
   for i in range(count):
     record = source[i]

@@ -59,7 +59,7 @@ def program(name: str, checkout: str) -> dict[str, types.ModuleType]:
   place = pathlib.Path(checkout) / PLACES[name]
   if absent := [file for file in FILES[name] if not (place / f"{file}.py").is_file()]:
     files = " and ".join(f"{PLACES[name]}/{file}.py" for file in absent)
-    raise ValueError(f"{name}={checkout!r}: accepted is a checkout with {files}.")
+    raise ValueError(f"`{name}` must be a checkout with {files}, got {checkout!r}.")
   package = types.ModuleType(f"published_{name}")
   package.__path__ = [str(place)]  # the files import their neighbours
   for old in [each for each in sys.modules if each.partition(".")[0] == package.__name__]:

@@ -92,8 +92,8 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   part = grammar.parse_one("drafter", config.drafters[0])
   if part.name != "self_speculative" or config.temperature or len(config.drafters) > 1:
     raise ValueError(
-      f"drafters={drafter!r}, temperature={config.temperature:g}: accepted for "
-      "method='skipped_layers' are self_speculative and 0."
+      "`drafters` must be self_speculative and `temperature` 0 for method='skipped_layers', got "
+      f"{drafter!r} and {config.temperature:g}."
     )
   checks.whole("tries", config.tries, CANDIDATES)
   checks.whole("max_new_tokens", config.max_new_tokens, WINDOW + 1)

@@ -139,9 +139,9 @@ def best_length(
 
 def _siblings(table, what: str, name: str, p: ArrayLike, q: ArrayLike, count: int) -> Distribution:
   if name not in table:
-    raise ValueError(f"{what}={name!r}: known are {', '.join(table)}.")
+    raise ValueError(f"`{what}` must be one of {', '.join(table)}, got {name!r}.")
   if count < 1:
-    raise ValueError(f"count={count}: a node needs at least one sibling.")
+    raise ValueError(f"`count` must be at least 1, as a node needs a sibling, got {count}.")
   return table[name](*np.broadcast_arrays(np.asarray(p, float), np.asarray(q, float)), count)
 
 

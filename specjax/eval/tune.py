@@ -69,7 +69,8 @@ def _asked(model: Model, name: str, config: Config) -> _Asked:
   }
   if config.method == "sequoia" and not found:
     raise ValueError(
-      f"drafter={name!r}: accepted for method='sequoia' are heads and draft_model, without numbers."
+      "`drafter` must be a head or draft_model, without numbers, for method='sequoia', got "
+      f"{name!r}."
     )
   whole = _whole(name) if "best_first" in {*wanted} - {*found} else []
   for each in whole[:1]:
@@ -116,12 +117,14 @@ def _check(config: Config) -> None:
   if config.limit is not None:
     checks.whole("limit", config.limit, 1)
   if config.method == "sequoia" and not config.temperature:
-    checks.refuse("temperature", config.temperature, "more than 0 for method='sequoia'")
+    checks.refuse("temperature", config.temperature, "above 0 for method='sequoia'")
   if config.decode is not None:
     checks.whole("decode", config.decode, 1)
   names = config.drafters
   if not names or len(set(names)) < len(names) or PLAIN in names:
-    checks.refuse("drafters", " ".join(names), "one or more, each once; none is always there")
+    checks.refuse(
+      "drafters", " ".join(names), "one or more names, each once (none is always there)"
+    )
 
 
 def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
@@ -138,9 +141,8 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   items = prompts.read(config.prompts, model, config.max_new_tokens, limit)
   if len(items) <= held_out:
     raise ValueError(
-      f"prompts={config.prompts!r} has {len(items)}: accepted are more than the "
-      f"{held_out} on which acceptance is measured; none is for "
-      "--method best_first."
+      f"`prompts` must hold more than the {held_out} questions on which acceptance is measured, "
+      f"got {len(items)} in {config.prompts!r}; --method best_first needs no held-out questions."
     )
   directory = report.directory(out)
 

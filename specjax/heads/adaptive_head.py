@@ -48,8 +48,8 @@ def adaptive_head(head: Head, policy: DraftLength, nodes: int = 6) -> Drafter:
   if not isinstance(head, OwnPass) or isinstance(head, Frames):
     why = "guesses frames" if isinstance(head, Frames) else "guesses in the pass that verifies"
     raise ValueError(
-      f"head={head.name!r} {why}: accepted before a draft length are heads without "
-      "pseudo rows or a blank."
+      f"`head` must have no pseudo rows and no blank before a draft length, got {head.name!r} "
+      f"{why}."
     )
   if policy.name == "specdecpp":
     raise ValueError("draft_length='specdecpp' reads the states of a draft model: a head has none.")

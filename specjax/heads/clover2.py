@@ -138,7 +138,7 @@ def clover2(target: LayeredTarget, config: Clover2Config) -> Recurrent:
   """
   D, E, H = config.depth, target.width, target.heads
   if E % H:
-    raise ValueError(f"width={E} must be a multiple of heads={H} for clover2.")
+    raise ValueError(f"`width` must be a multiple of heads={H} for clover2, got {E}.")
   layers = target.make_layers(config.layers, window=False)
   module = Clover2Net(layers, E, H, target.norm_epsilon)
 

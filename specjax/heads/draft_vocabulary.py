@@ -35,7 +35,9 @@ def choose(counts: np.ndarray, size: int = 8192) -> np.ndarray:
     ValueError: size is not 1 to V.
   """
   if not 1 <= size <= len(counts):
-    raise ValueError(f"draft_vocab={size}: accepted is 1 to {len(counts)}, the target's.")
+    raise ValueError(
+      f"`draft_vocab` must be between 1 and {len(counts)}, the target's vocabulary, got {size}."
+    )
   return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
 
 

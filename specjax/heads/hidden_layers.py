@@ -10,5 +10,7 @@ def hidden_layers_of(L: int, asked: tuple[int, ...] = ()) -> tuple[int, ...]:
   if not asked:
     return (2, L // 2, L - 3) if L > 6 else (1, L // 2, L - 1)
   if min(asked) < 0 or max(asked) > L:
-    raise ValueError(f"hidden_layers={asked}: accepted are layers 0 to {L}, the target's.")
+    raise ValueError(
+      f"`hidden_layers` must be between 0 and {L}, the target's layers, got {asked}."
+    )
   return asked

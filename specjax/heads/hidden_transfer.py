@@ -67,8 +67,8 @@ def hidden_transfer(target: LayeredTarget, config: HiddenTransferConfig) -> Pseu
   layers = config.layers or (usual,) * config.depth
   if len(layers) != config.depth or not all(0 <= i < target.layers for i in layers):
     raise ValueError(
-      f"layers={config.layers}: accepted are (), or depth={config.depth} layers of "
-      f"0 to {target.layers - 1}."
+      f"`layers` must be () or depth={config.depth} layers between 0 and {target.layers - 1}, got "
+      f"{config.layers}."
     )
   module, loss = TransferMaps(config.depth), LossWeights(hard=0.0, soft=1.0, decay=0.8)
 

@@ -1,23 +1,16 @@
 """A head by name: one that the package has, or one in a file of the user's own."""
 
-import functools
-import importlib.util
-import pathlib
-import sys
+import inspect
 import typing
 from collections.abc import Callable
 from typing import Any
 
+from specjax import own_file
 from specjax.base import Target, showing
 from specjax.heads import HEADS
 from specjax.heads.base import Head
 
 Named = tuple[Callable[..., Head], type]
-
-
-def is_file(name: Any) -> bool:
-  """Whether a name is FILE.py:FUNCTION."""
-  return isinstance(name, str) and pathlib.Path(name.rpartition(":")[0]).suffix == ".py"
 
 
 def named(name: str) -> Named:
@@ -33,42 +26,32 @@ def named(name: str) -> Named:
   """
   if isinstance(name, str) and name in HEADS:
     return HEADS[name]
-  if not is_file(name):
+  if not own_file.is_file(name):
     raise ValueError(
-      f"head={name!r}: accepted is one of {', '.join(HEADS)}, or FILE.py:FUNCTION of your own."
+      f"`head` must be one of {', '.join(HEADS)}, or FILE.py:FUNCTION of your own, got {name!r}."
     )
-  file, _, function = name.rpartition(":")
-  if not pathlib.Path(file).is_file():
+  build = own_file.read("head", name)
+  if (kind := _config(build)) is None:
+    file, _, function = name.rpartition(":")
     raise ValueError(
-      f"head={name!r}: there is no file {file} in {pathlib.Path.cwd()}; a head of "
-      "your own is trained and loaded with the file that defines it."
+      f"{file}: {function} must be {function}(target: Target, config: CONFIG) -> "
+      "Head, CONFIG a dataclass."
     )
-  return _of_file(pathlib.Path(file).resolve(), function)
+  return build, kind
+
+
+def is_own(name: str) -> bool:
+  """Whether FILE.py:NAME is a head: a function that is annotated with its config."""
+  return _config(own_file.read("drafter", name)) is not None
+
+
+def _config(build: Any) -> type | None:
+  """The class that a function takes as `config`."""
+  kind = typing.get_type_hints(build).get("config") if inspect.isfunction(build) else None
+  return kind if isinstance(kind, type) else None
 
 
 def built(build: Callable[..., Head], target: Target, config: Any) -> Head:
   """A head on a target; ValueError where that shows less than `build` is annotated to take."""
   kind = typing.get_type_hints(build).get("target", Target)
   return build(showing(kind, target, f"the head {build.__name__}"), config)
-
-
-@functools.cache
-def _of_file(file: pathlib.Path, function: str) -> Named:
-  spec = importlib.util.spec_from_file_location(str(file), file)
-  assert spec is not None and spec.loader is not None
-  module = importlib.util.module_from_spec(spec)
-  sys.modules[str(file)] = module  # where annotations are looked up
-  try:
-    spec.loader.exec_module(module)
-  except Exception as error:  # whatever the user's own file raised
-    raise ValueError(f"{file} cannot be run: {type(error).__name__}: {error}.") from error
-  build = getattr(module, function, None)
-  if build is None:
-    raise ValueError(f"{file} has no function {function}.")
-  kind = typing.get_type_hints(build).get("config")
-  if not isinstance(kind, type):
-    raise ValueError(
-      f"{file}: {function} must be {function}(target: Target, config: CONFIG) -> "
-      "Head, CONFIG a dataclass."
-    )
-  return build, kind

@@ -58,7 +58,9 @@ class OwnPass(Head):
 
   def drafter(self, tree: Tree, counts: tuple[int, ...] | None = None) -> Drafter:
     if counts is not None:
-      raise ValueError(f"counts={counts}: {self.name} has no pseudo rows: accepted is None.")
+      raise ValueError(
+        f"`counts` must be None for {self.name}, which has no pseudo rows, got {counts}."
+      )
 
     def propose(
       params: Params,

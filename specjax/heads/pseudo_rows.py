@@ -206,8 +206,8 @@ class PseudoRows(Head):
     within = len(counts) == nodes and all(0 <= n <= depth for n in counts)
     if not within or counts[0] < min(depth, 1):
       raise ValueError(
-        f"counts={counts}: accepted are {nodes} numbers of 0 to {depth}, the first "
-        "at least 1, or nothing would ever be drafted."
+        f"`counts` must be {nodes} numbers between 0 and {depth}, the first at least 1 so that "
+        f"something is drafted, got {counts}."
       )
 
     def init(

@@ -84,7 +84,8 @@ def adaptive(config: Config, skipping: Skipping) -> LayeredTarget:
   """
   if not config.causal or config.window is not None:
     raise ValueError(
-      f"skipping={skipping.name!r}: accepted for causal models without a sliding window."
+      f"`skipping` must be None for a model that has a sliding window or is not causal, got "
+      f"{skipping.name!r}."
     )
   lm = transformer.target(config)
 

@@ -24,9 +24,7 @@ def _spread(x: Array) -> PartitionSpec | None:
 def rows_of(cache: Cache) -> KV:
   """What a dense cache holds; ValueError for another, which only its own target reads."""
   if not isinstance(cache, Cache):
-    raise ValueError(
-      "the cache is not dense: accepted are drafters that do not read the target's cache."
-    )
+    raise ValueError("the target's cache must be dense for a drafter that reads it.")
   return cache.kv
 
 

@@ -73,7 +73,10 @@ def compressed(config: Config, kind: CacheKind) -> LayeredTarget:
     ValueError: a network that is not causal, or that has a sliding window.
   """
   if not config.causal or config.window is not None:
-    raise ValueError(f"cache={kind.name!r}: accepted for causal models without a sliding window.")
+    raise ValueError(
+      "`cache` must be dense for a model that has a sliding window or is not causal, got "
+      f"{kind.name!r}."
+    )
   lm = transformer.target(config)
 
   def features(params: Params, x: Array, inputs: tuple[Array, ...], layers: tuple[int, ...]):

@@ -59,9 +59,11 @@ def denoiser(config: Config, mask: int, shift: bool = False) -> Denoiser:
     ValueError: a causal config, one with an attention window, or a mask that is no token of it.
   """
   if config.causal:
-    raise ValueError("causal=True: a denoiser sees both sides, accepted is causal=False.")
+    raise ValueError("`causal` must be False for a denoiser, which sees both sides, got True.")
   if config.window is not None:
-    raise ValueError(f"window={config.window}: a denoiser sees the whole canvas, accepted is None.")
+    raise ValueError(
+      f"`window` must be None for a denoiser, which sees the whole canvas, got {config.window}."
+    )
   checks.whole("mask", mask, 0, config.vocab_size - 1)
   apply: Callable[..., Any] = Transformer(config).apply
 

@@ -32,7 +32,8 @@ def ensemble(a: Target, b: Target, weight: float = 0.5) -> Target:
   """
   if a.vocab_size != b.vocab_size:
     raise ValueError(
-      f"vocab_size={a.vocab_size} and {b.vocab_size}: an ensemble needs one vocabulary."
+      f"the two models of an ensemble must have one `vocab_size`, got {a.vocab_size} and "
+      f"{b.vocab_size}."
     )
   checks.number("weight", weight, 0, 1)
 
@@ -51,7 +52,10 @@ def ensemble(a: Target, b: Target, weight: float = 0.5) -> Target:
 
   def check(hidden_layers) -> None:
     if hidden_layers:
-      raise ValueError(f"hidden_layers={hidden_layers}: an ensemble has no layers of its own.")
+      raise ValueError(
+        "`hidden_layers` must be () for an ensemble, which has no layers of its own, got "
+        f"{hidden_layers}."
+      )
 
   def prefill(params: Params, tokens: Array, length: Array, capacity: int, hidden_layers=()):
     check(hidden_layers)

@@ -112,15 +112,18 @@ def sorted_exits(model: Target, least: float = 0.5, every: int = 2) -> Target:
   checks.number("least", least, 0, 1)
   if not 1 <= every < lm.layers:
     raise ValueError(
-      f"every={every}: accepted is 1 to {lm.layers - 1}, so that a model of "
-      f"{lm.layers} layers has an exit before its last."
+      f"`every` must be between 1 and {lm.layers - 1}, so that a model of {lm.layers} layers has "
+      f"an exit before its last, got {every}."
     )
   exits = exits_of(lm.layers, every)
   groups = tuple(zip(exits, (*exits[1:], lm.layers), strict=True))  # the layers behind each exit
 
   def check(hidden_layers) -> None:
     if hidden_layers:
-      raise ValueError(f"hidden_layers={hidden_layers}: a model with exits shows no layers.")
+      raise ValueError(
+        "`hidden_layers` must be () for a model with exits, which shows no layers, got "
+        f"{hidden_layers}."
+      )
 
   def prefill(
     params: Params, tokens: Array, length: Array, capacity: int, hidden_layers=()

@@ -17,7 +17,7 @@ from specjax.base import Cache, Evaluation, Features, Params, Target
 
 def _check(target: Target, prompt: tuple[int, ...], weight: float) -> None:
   if not checks.ids("prompt", prompt, target.vocab_size):
-    checks.refuse("prompt", prompt, "one token id or more")
+    checks.refuse("prompt", prompt, "at least one token id")
   checks.number("weight", weight, 0, 1)
 
 

@@ -37,8 +37,8 @@ def mesh(data: int = 1, model: int = 1) -> Mesh:
   count, devices = data * model, jax.devices()
   if min(data, model) < 1 or count > len(devices):
     raise ValueError(
-      f"data={data}, model={model}: accepted are 1 or more, and at most as many "
-      f"together as the {len(devices)} devices there are."
+      f"`data` and `model` must be at least 1, and together at most the {len(devices)} devices "
+      f"there are, got {data} and {model}."
     )
   axes = (AxisType.Auto,) * 2
   return jax.make_mesh((data, model), ("data", "model"), axes, devices=devices[:count])
@@ -52,7 +52,9 @@ def named_mesh(text: str) -> Mesh:
   sizes = dict(part.partition("=")[::2] for part in text.split(","))
   sound = all(size.isdecimal() for size in sizes.values()) and sizes.keys() <= {"data", "model"}
   if not sound or len(sizes) != text.count(",") + 1:
-    raise ValueError(f"mesh={text!r}: accepted is data=ROWS,model=COLUMNS, such as data=2,model=4.")
+    raise ValueError(
+      f"`mesh` must be data=ROWS,model=COLUMNS, such as data=2,model=4, got {text!r}."
+    )
   return mesh(**{axis: int(size) for axis, size in sizes.items()})
 
 
@@ -149,8 +151,8 @@ def check_mesh(mesh: Mesh) -> None:
   """Raises ValueError for a mesh whose axes are not "data" and "model", both Auto."""
   if set(mesh.axis_names) != {"data", "model"} or set(mesh.axis_types) != {AxisType.Auto}:
     raise ValueError(
-      f"mesh has axes {dict(zip(mesh.axis_names, mesh.axis_types, strict=True))}: "
-      'accepted are "data" and "model", both AxisType.Auto.'
+      '`mesh` must have the axes "data" and "model", both AxisType.Auto, got '
+      f"{dict(zip(mesh.axis_names, mesh.axis_types, strict=True))}."
     )
 
 

@@ -50,8 +50,7 @@ def run_some(
   config = layer(0).config
   if config.window is not None:
     raise ValueError(
-      f"window={config.window}: accepted for drafts by a model's own layers is a "
-      "model without a sliding window."
+      f"`window` must be None for drafts by a model's own layers, got {config.window}."
     )
   rotary = angles(position)
 

@@ -49,7 +49,10 @@ def trimmed(model: Target) -> LayeredTarget:
 
   def check(hidden_layers) -> None:
     if hidden_layers:
-      raise ValueError(f"hidden_layers={hidden_layers}: a trimmed model shows no layers.")
+      raise ValueError(
+        "`hidden_layers` must be () for a trimmed model, which shows no layers, got "
+        f"{hidden_layers}."
+      )
 
   def prefill(params: Trimmed, tokens: Array, length: Array, capacity: int, hidden_layers=()):
     check(hidden_layers)

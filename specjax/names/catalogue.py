@@ -169,7 +169,7 @@ def only(every: Mapping[str, list[Row]], what: str, others: Sequence[str]) -> di
     names = [re.sub(r"^[/+]|\[.*", "", row[0]) for rows in every.values() for row in rows]
     near = grammar.nearest(what, [*kinds, *names, *others])
     raise ValueError(
-      f"{what!r} is no part: {near}accepted is a name, or one of the kinds {', '.join(kinds)}, zoo."
+      f"the part must be a name, or one of the kinds {', '.join(kinds)}, zoo, got {what!r}{near}."
     )
   return found
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from specjax import checks
 from specjax.heads import HEADS
-from specjax.heads.named import is_file
+from specjax.own_file import is_file
 
 Number = int | float
 
@@ -103,7 +103,7 @@ def parse_one(what: str, text: str) -> Part:
   """The part of a name that holds one, without decorations; ValueError otherwise."""
   first, *more = parse(what, text)
   if more or first.decorations:
-    raise ValueError(f"{what}={text!r}: accepted is one part, without + and /.")
+    raise ValueError(f"`{what}` must be one part, without + and /, got {text!r}.")
   return first
 
 
@@ -119,8 +119,8 @@ def _number(text: str) -> Number:
 
 def _problem(what: str, text: str) -> str:
   return (
-    f"{what}={text!r}: accepted is NAME, NAME-NUMBER or NAME-NUMBER,KEY=NUMBER,.., [PATH] "
-    "after it or not, / before a decoration and + before a second part."
+    f"`{what}` must be NAME, NAME-NUMBER or NAME-NUMBER,KEY=NUMBER,.., with [PATH] after it or "
+    f"not, / before a decoration and + before a second part, got {text!r}."
   )
 
 
@@ -167,11 +167,11 @@ def bind(what: str, part: Part, known: Mapping[str, Number | None]) -> tuple[str
     kind = int if default is None else type(default)
     if kind is not float and not (isinstance(number, int) and (kind is int or number < 2)):
       accepted = "a whole number" if kind is int else "0 or 1"
-      raise ValueError(f"{what}={name!r}: {key} of {part.name} is {accepted}.")
+      checks.refuse(f"{what}={name!r}: {key}", number, accepted)
     if not abs(number) <= checks.INT32:  # NaN too
-      checks.refuse(f"{what}={name!r}: {key}", number, "a number below 2**31")
+      checks.refuse(f"{what}={name!r}: {key}", number, "below 2**31")
     if 0 < number < checks.TINY:
-      checks.refuse(f"{what}={name!r}: {key}", number, f"0, or a number of {checks.TINY:g} or more")
+      checks.refuse(f"{what}={name!r}: {key}", number, f"0, or at least {checks.TINY:g}")
     given[key] = kind(number)
   return show([labelled(part.name, known, given, part.text)]), given
 
@@ -198,16 +198,18 @@ def _labels(what: str, part: Part, known: Mapping[str, Any]) -> list[tuple[str, 
   if len(part.numbers) > 1:
     pairs = (*zip(keys[1:], part.numbers[1:], strict=False), *part.labelled)
     form = part._replace(numbers=part.numbers[:1], decorations=(), labelled=pairs)
-    raise ValueError(f"{what}={name!r}: accepted is one number without a name, {show([form])}.")
+    raise ValueError(
+      f"`{what}` must have one number without a name, as in {show([form])}, got {name!r}."
+    )
   found = [*zip(keys, part.numbers, strict=False), *part.labelled]
   given = [key for key, _ in found]
   for key in given:
     if key not in known:
       raise ValueError(
-        f"{what}={name!r}: {nearest(key, keys)}{part.name} takes {takes or 'no number'}."
+        f"{what}={name!r}: {part.name} takes {takes or 'no number'}, not {key}{nearest(key, keys)}."
       )
     if given.count(key) > 1:
-      raise ValueError(f"{what}={name!r}: {key} is given twice.")
+      raise ValueError(f"`{key}` must be given once, got {name!r}.")
   return found
 
 
@@ -230,13 +232,13 @@ def look_up(what: str, part: Part, *tables: Mapping[str, Any]) -> Any:
       return table[part.name]
   names = [name for table in tables for name in table]
   near = nearest(part.name, names)
-  raise ValueError(f"{what}={part.name!r}: {near}accepted are {', '.join(names)}.")
+  raise ValueError(f"`{what}` must be one of {', '.join(names)}, got {part.name!r}{near}.")
 
 
 def nearest(given: str, names: Sequence[str]) -> str:
-  """Asks whether a name was meant that is almost the one given, "" where there is none."""
+  """Asks whether a name was meant that is almost the one given; "" where there is none."""
   near = difflib.get_close_matches(given, names, 1, 0.7)
-  return f"did you mean {near[0]}? " if near else ""
+  return f" (did you mean {near[0]}?)" if near else ""
 
 
 def decorations(part: Part, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Part]:
@@ -250,7 +252,7 @@ def decorations(part: Part, tables: Mapping[str, Mapping[str, Any]]) -> dict[str
     kind = next((kind for kind, table in tables.items() if one.name in table), None)
     if kind is None:
       names = ", ".join(name for table in tables.values() for name in table) or "none"
-      raise ValueError(f"{part.name}/{one.name}: accepted after {part.name}/ are {names}.")
+      raise ValueError(f"{part.name}/{one.name}: after {part.name}/ may follow {names}.")
     if kind in found:
       raise ValueError(f"{part.name}/{one.name}: there is a {kind} already, {found[kind].name}.")
     found[kind] = one
@@ -278,5 +280,5 @@ def with_weights(what: str, given: Any, *kinds: type) -> tuple[Any, Any]:
     return given
   names = " or a ".join(kind.__name__ for kind in kinds)
   raise ValueError(
-    f"{what}={given!r:.60}: accepted are a name, a {names}, or a pair of one and its weights."
+    f"`{what}` must be a name, a {names}, or a pair of one and its weights, got {given!r:.60}."
   )

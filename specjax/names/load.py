@@ -138,12 +138,12 @@ class Model:
     """ValueError where the model is no masked diffusion model."""
     if self.config.causal or self.mask is None:
       raise ValueError(
-        f"model={self.name!r} is no masked diffusion model: accepted is one with "
-        "is_causal false and a mask_token_id in config.json."
+        "`model` must be a masked diffusion model, with is_causal false and a mask_token_id in "
+        f"config.json, got {self.name!r}."
       )
     if self.config.any_order:
       raise ValueError(
-        f"model={self.name!r} knows any slots given any others: accepted is the policy assd."
+        f"`policy` must be assd for model={self.name!r}, which knows any slots given any others."
       )
     return denoiser(self.config, self.mask, self.shift)
 
@@ -152,8 +152,8 @@ class Model:
     """ValueError where the model is none of any slots given any others."""
     if not self.config.any_order or self.mask is None:
       raise ValueError(
-        f"model={self.name!r}: accepted is a model of any slots given any others, "
-        "as `python -m specjax.train.denoiser --any-order` makes it."
+        "`model` must know any slots given any others, as `python -m specjax.train.denoiser "
+        f"--any-order` makes it, got {self.name!r}."
       )
     return any_order(self.config, self.mask)
 
@@ -233,7 +233,9 @@ def resolve(name: str, revision: str | None = None) -> pathlib.Path:
   """
   checks.text("name", name)
   if revision is not None and not hub.is_repository(checks.text("revision", revision) and name):
-    checks.refuse("revision", revision, f"one of a model ORG/NAME of the hub, not of {name!r}")
+    checks.refuse(
+      "revision", revision, f"left out for {name!r}, which is no model ORG/NAME of the hub"
+    )
   for path in (ZOO / name, pathlib.Path(name)):
     if name and os.path.isfile(path / "config.json"):  # pathlib's raises for a name too long
       return path
@@ -306,7 +308,7 @@ def load(
   checks.choice("weights", weights, WEIGHTS)
   path = resolve(name, revision)
   if weights == "native" and path.suffix != ".gguf":
-    checks.refuse("weights", weights, "native for a GGUF file, or another")
+    checks.refuse("weights", weights, "float, bfloat16, int8 or int4 without a GGUF file")
   read = gguf.load if path.suffix == ".gguf" else hf.load
   found = read(path, dtype, weights, mesh)
   model = Model(name, **found._asdict(), dtype=dtype, weights=weights)

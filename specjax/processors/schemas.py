@@ -29,7 +29,7 @@ def _file(what: str, path: str) -> str:
   try:
     return pathlib.Path(path).read_text(encoding="utf-8")
   except (OSError, ValueError) as error:
-    raise ValueError(f"{what}[{checks.shown(path)}]: accepted is a file of text ({error}).") from (
+    raise ValueError(f"{what}[{checks.shown(path)}] must name a file of text ({error}).") from (
       error
     )
 
@@ -75,5 +75,5 @@ def _checked(name: str, grammar: str, matchers: Matchers, size: int | None = Non
   if size is None:
     size = max(LEAST, 1 << (len(written) - 1).bit_length())
   if len(written) > size:
-    raise ValueError(f"{name} has {len(written)} bytes: accepted is up to {size}.")
+    raise ValueError(f"{name} must have at most {size} bytes, got {len(written)}.")
   return jnp.asarray(np.pad(written, (0, size - len(written))))

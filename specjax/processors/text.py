@@ -46,7 +46,7 @@ def of_stop_words(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -
   word raises ValueError.
   """
   if not words or not all(words):
-    raise ValueError(f"stop_words={list(words)}: accepted are words of one character or more.")
+    raise ValueError(f"`stop_words` must be words of one character or more, got {list(words)}.")
   wanted = [w.encode() for w in words]
   prefixes = sorted({w[:i] for w in wanted for i in range(len(w))}, key=len)
   number = {prefix: i for i, prefix in enumerate(prefixes)}

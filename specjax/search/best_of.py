@@ -144,7 +144,7 @@ def best_of(
   checks.whole("first", first)
   checks.choice("select", select, tuple(SELECT))
   if decoder.sampling.temperature == 0 and n > 1:
-    checks.refuse("temperature", 0, "a number above 0, for several samples")
+    checks.refuse("temperature", 0, "above 0 for several samples")
   ids, budgets = read(decoder.model, prompts, max_new_tokens)
   decoder.check_budgets(budgets)
   if select == "first_finish":

@@ -113,6 +113,6 @@ def rate(alpha: float, block: int) -> float:
   """
   if not 0 <= alpha <= 1 or block < 1:
     raise ValueError(
-      f"alpha={alpha}, block={block}: accepted are rates of 0 to 1, blocks of 1 or more."
+      f"`alpha` must be between 0 and 1 and `block` at least 1, got {alpha} and {block}."
     )
   return sum(alpha**i for i in range(block)) / (1 - alpha**block + alpha)

@@ -262,7 +262,7 @@ class PearlDecoder:
     accepted = {"temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop",
                 "batch"}  # fmt: skip
     if unknown := set(settings) - accepted:
-      checks.refuse("settings", " ".join(sorted(unknown)), ", ".join(sorted(accepted)))
+      checks.refuse("settings", " ".join(sorted(unknown)), f"among {', '.join(sorted(accepted))}")
     self.plain = Decoder(model, **settings)
     self.batch = self.plain.batch
     part = grammar.Part("draft_model", (), draft if isinstance(draft, str) else draft.name)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from specjax.decoding.texts import Text
 from specjax.serving.engine import Busy, Closed, Engine
-from specjax.serving.fields import Asked, Refused
+from specjax.serving.fields import Asked, Refused, field_of
 from specjax.serving.logprobs import of_chat, of_completion
 from specjax.serving.tools import Spoken
 
@@ -37,8 +37,7 @@ def _refusing() -> Iterator[None]:
   except Closed as error:
     raise Refused(503, str(error), "server_error", "closed") from None
   except ValueError as error:
-    field = str(error).partition("=")[0]
-    raise Refused(400, str(error), field=field if field.isidentifier() else None) from None
+    raise Refused(400, str(error), field=field_of(str(error))) from None
 
 
 class Answers:

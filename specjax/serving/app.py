@@ -247,7 +247,7 @@ def app(engine: Engine, seconds: float = 300.0) -> Starlette:
   """
   model = engine.decoder.model
   if model.tokenizer is None:
-    raise ValueError(f"model={model.name!r} has no tokenizer: accepted is a model of texts.")
+    raise ValueError(f"`model` must have a tokenizer to be served, got {model.name!r}.")
   server = Server(engine, seconds)
   routes = [
     Route("/health", server.health),

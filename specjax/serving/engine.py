@@ -140,14 +140,14 @@ class Engine:
     checks.whole("max_new_tokens", max_new_tokens, 1)
     if len(ids) + max_new_tokens > self.max_length:
       raise ValueError(
-        f"prompt has {len(ids)} tokens and max_new_tokens={max_new_tokens}: "
-        f"together at most {self.max_length}."
+        f"a prompt's tokens and `max_new_tokens` must be together at most {self.max_length}, got "
+        f"{len(ids)} and {max_new_tokens}."
       )
     own = changed(self.decoder.sampling if sampling is None else sampling, **changes)
     if own.temperature > 0 and self.decoder.method.verifier.temperature == "zero":
       raise ValueError(
-        f"temperature={own.temperature}: accepted is 0 with the verifier "
-        f"{self.decoder.verifier!r}; target_only takes any."
+        f"`temperature` must be 0 with the verifier {self.decoder.verifier!r}, got "
+        f"{own.temperature}; target_only takes any."
       )
     if seed is not None:
       checks.whole("seed", seed, 0, checks.SEED)

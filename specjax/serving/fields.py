@@ -6,6 +6,7 @@ it out would be wrong.
 
 import dataclasses
 import json
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -94,6 +95,12 @@ class Refused(Exception):
     return {"error": said}
 
 
+def field_of(sentence: str) -> str | None:
+  """The field at fault, with which a sentence about it begins: "`stop[0]` must be text, got 7."."""
+  found = re.match(r"`([a-z_]+)[`\[]|([a-z_]+)\[\d", sentence)
+  return found and (found[1] or found[2])
+
+
 class Asked(NamedTuple):
   """A request that can be answered.
 
@@ -145,7 +152,7 @@ def of_json(body: bytes, use: Callable[[dict[str, Any]], Read]) -> Read:
     return use({k: v for k, v in raw.items() if v is not None})
   except ValueError as error:
     words = str(error)
-    field = words.partition("=")[0].partition("[")[0]
+    field = field_of(words)
     known = isinstance(raw, dict) and field in raw
     raise Refused(400, words, field=field if known else None) from None
 
@@ -159,7 +166,7 @@ def _read(engine: Engine, name: str, given: dict[str, Any], chat: bool) -> Asked
     if accepted is None:
       checks.refuse("field", field, f"one of {', '.join(sorted(known))}")
     if not any(value == x and type(value) is type(x) for x in accepted):
-      checks.refuse(field, value, f"only {json.dumps(accepted[0])}")
+      checks.refuse(field, value, json.dumps(accepted[0]))
   check_name(given, name)
   needed = "messages" if chat else "prompt"
   if needed not in given:
@@ -200,7 +207,7 @@ def _values(given: Mapping[str, Any], tools: Tools) -> dict[str, Any]:
 def check_name(given: Mapping[str, Any], name: str) -> None:
   """Refuses a model of another name."""
   if "model" in given and given["model"] != name:
-    sentence = f"model={checks.shown(given['model'])}: accepted is only {name!r}."
+    sentence = f"`model` must be {name!r}, got {checks.shown(given['model'])}."
     raise Refused(404, sentence, code="model_not_found", field="model")
 
 
@@ -259,11 +266,13 @@ def _usage(given: Mapping[str, Any], stream: bool) -> bool:
   if not isinstance(options, Mapping) or options.keys() - STREAM_OPTIONS:
     checks.refuse("stream_options", options, "an object with include_usage")
   if options and not stream:
-    checks.refuse("stream_options", options, "only with stream=true")
+    checks.refuse("stream_options", options, "left out without stream=true")
   for name, value in options.items():
     checks.boolean(f"stream_options[{name!r}]", value or False)
   if options.get("continuous_usage_stats"):
-    checks.refuse("stream_options", options, "counts at the end only")
+    checks.refuse(
+      "stream_options", options, "without continuous_usage_stats, for counts come at the end"
+    )
   return options.get("include_usage") or False
 
 
@@ -274,15 +283,15 @@ def _top(engine: Engine, given: Mapping[str, Any], chat: bool, stream: bool) -> 
   if chat:
     wanted = checks.boolean("logprobs", wanted)
     if count and not wanted:
-      checks.refuse("top_logprobs", count, "only 0 without logprobs")
+      checks.refuse("top_logprobs", count, "0 without logprobs")
   elif wanted is not False:
     count = checks.whole("logprobs", wanted, 0, MOST)
   if wanted is False:
     return None
   if stream:
-    checks.refuse("logprobs", wanted, "only false in a stream")
+    checks.refuse("logprobs", wanted, "false in a stream")
   if engine.decoder.cache != DENSE:
-    checks.refuse("logprobs", wanted, "only false over a cache that is not dense")
+    checks.refuse("logprobs", wanted, "false over a cache that is not dense")
   return count
 
 
@@ -310,7 +319,9 @@ def _budget(engine: Engine, length: int, given: Mapping[str, Any], chat: bool) -
   for name, number in numbers.items():
     checks.whole(name, number, 1)
   if len({*numbers.values()}) > 1:
-    checks.refuse("max_tokens", numbers["max_tokens"], "that of max_completion_tokens, or none")
+    checks.refuse(
+      "max_tokens", numbers["max_tokens"], "the same as max_completion_tokens, or left out"
+    )
   name, asked = next(iter(numbers.items()), ("", None))
   room = engine.max_length - length
   budget = min(COMPLETION, room) if asked is None and not chat else room if asked is None else asked

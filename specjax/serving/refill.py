@@ -68,7 +68,7 @@ def refilled(
   checks.whole("rounds", rounds, 1)
   own = list(range(len(ids)) if numbers is None else numbers)
   if len(own) != len(ids):
-    checks.refuse("len(numbers)", len(own), f"one per prompt ({len(ids)})")
+    checks.refuse("len(numbers)", len(own), f"{len(ids)}, the number of prompts")
   shapes = [
     (decoder.capacity(T := pad_to_bucket(len(i)), n), T) for i, n in zip(ids, budgets, strict=True)
   ]

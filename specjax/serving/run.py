@@ -52,8 +52,8 @@ def bound(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=1024)
   except OSError as error:
     raise ValueError(
-      f"host={host!r}, port={port}: accepted is an address of this machine that is "
-      f"free ({error.strerror or error})."
+      f"`host` and `port` must be a free address of this machine, got {host!r} and {port} "
+      f"({error.strerror or error})."
     ) from None
   except UnicodeError:
     checks.refuse("host", host, "the name or address of this machine")

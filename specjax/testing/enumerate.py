@@ -115,8 +115,8 @@ class Script:
     self.combinations *= radix**count
     if self.combinations > MOST_ROWS:
       raise ValueError(
-        f"the method can turn out in {self.combinations} ways or more, accepted are "
-        f"{MOST_ROWS}: use a smaller tree, vocabulary or rounds."
+        f"the method must turn out in at most {MOST_ROWS} ways, got {self.combinations} or more: "
+        "use a smaller tree, vocabulary or rounds."
       )
     return self.rows[:, None] // jnp.asarray(places, jnp.int32)[None] % radix
 

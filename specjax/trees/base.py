@@ -149,6 +149,6 @@ def check_size(tree: Tree, width: str, formula: str, most: int) -> None:
   """
   if min(tree.depth, getattr(tree, width)) < 1 or not tree.depth < tree.nodes <= most:
     raise ValueError(
-      f"tree={tree}: accepted are depth and {width} of 1 or more and more nodes "
-      f"than depth, at most {formula} = {most}."
+      f"`tree` must have depth and {width} of at least 1, and more nodes than depth but at most "
+      f"{formula} = {most}, got {tree}."
     )

@@ -30,7 +30,7 @@ class Drawn(Static):
   def __post_init__(self) -> None:
     super().__post_init__()
     if not self.choices:
-      raise ValueError(f"choices={self.choices}: a drawn tree has one path or more.")
+      raise ValueError(f"`choices` must be at least one path, got {self.choices}.")
 
   @property
   def proposal(self) -> Proposal:

@@ -76,7 +76,7 @@ def load(path: str | pathlib.Path) -> Tree:
   raw = checks.read_json(path)
   found = [name for name in TREES if name in raw]
   if len(found) != 1:
-    raise ValueError(f"{path} is no tree: accepted is an object with one of {', '.join(TREES)}.")
+    raise ValueError(f"{path} is no tree: it must be an object with one of {', '.join(TREES)}.")
   return _tree(found[0], raw[found[0]], f"{path}: {found[0]}")
 
 

@@ -52,8 +52,7 @@ class Folded:
   def __post_init__(self) -> None:
     if self.frames.proposal != "deterministic":
       raise ValueError(
-        f"tree={self.frames}: accepted for frames that are folded are trees that "
-        "choose their nodes and draw none."
+        f"`tree` must choose its nodes and draw none for frames that are folded, got {self.frames}."
       )
 
   @property

@@ -125,7 +125,7 @@ class StochasticBeam:
 
   def __post_init__(self) -> None:
     if min(self.width, self.depth) < 1:
-      raise ValueError(f"tree={self}: accepted are numbers of 1 or more.")
+      raise ValueError(f"`tree` must have numbers of at least 1, got {self}.")
 
   @property
   def _sizes(self) -> list[int]:
@@ -187,12 +187,12 @@ class DySpec:
   def __post_init__(self) -> None:
     if min(self.nodes - 1, self.depth, self.children) < 1 or self.width < 0:
       raise ValueError(
-        f"tree={self}: accepted are 2 nodes or more, and other numbers of 1 or more."
+        f"`tree` must have at least 2 nodes, and other numbers of at least 1, got {self}."
       )
     most = 1 + sum(self._sizes)
     if self.nodes > most:
       raise ValueError(
-        f"tree={self}: accepted are at most {most} nodes, as many as the levels hold."
+        f"`tree` must have at most {most} nodes, as many as its levels hold, got {self}."
       )
 
   @property

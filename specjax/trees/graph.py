@@ -55,7 +55,7 @@ class Graph:
 
   def __post_init__(self) -> None:
     if not (self.repeat >= 0 and self.sibling >= 0 and self.least >= 0):
-      raise ValueError(f"tree={self}: accepted are repeat, sibling and least of 0 or more.")
+      raise ValueError(f"`tree` must have repeat, sibling and least of at least 0, got {self}.")
     most = sum(self.beam**d for d in range(self.depth + 1))
     check_size(self, "beam", "1 + beam + .. + beam**depth", most)
 

@@ -30,7 +30,9 @@ def p_best(scores: Array, transitions: Array, paths: int) -> tuple[Array, Array]
   """
   B, D, K = scores.shape
   if not 1 <= paths <= K**D:
-    raise ValueError(f"paths={paths}: accepted is 1 to {K**D}, {K} guesses at {D} depths.")
+    raise ValueError(
+      f"`paths` must be between 1 and {K**D}, for {K} guesses at {D} depths, got {paths}."
+    )
   best = scores[:, -1, :, None]  # [B, K, kept]: scores of the continuations of each guess
   following: list[tuple[Array, int]] = []
   for d in reversed(range(D - 1)):

@@ -29,11 +29,11 @@ def sequoia(acceptance: Sequence[float] | np.ndarray, nodes: int, depth: int) ->
   rates = np.asarray(acceptance, np.float64)
   if rates.ndim != 1 or not rates.size or (rates < 0).any() or rates.sum() > 1 + 1e-6:
     raise ValueError(
-      f"acceptance={rates.tolist()}: accepted are rates of 0 or more, one at least, "
-      "that sum to 1 at most."
+      "`acceptance` must be one or more rates of at least 0 whose sum is at most 1, got "
+      f"{rates.tolist()}."
     )
   if nodes < 1 or depth < 1:
-    raise ValueError(f"nodes={nodes}, depth={depth}: accepted are 1 or more.")
+    raise ValueError(f"`nodes` and `depth` must be at least 1, got {nodes} and {depth}.")
   R, D = len(rates), depth
   # best[l, m]: expected tokens, the root's own included, of the best tree of m nodes and l levels;
   # split[l, b, m]: nodes below the last of its root's b children.

@@ -52,7 +52,9 @@ def from_choices(choices: Choices) -> StaticShape:
   number: dict[tuple[int, ...], int] = {(): 0}
   for path in paths:
     if not path or min(path) < 0:
-      raise ValueError(f"choices has the path {list(path)}: ranks must be 0 or more, one at least.")
+      raise ValueError(
+        f"`choices` must be paths of one or more ranks of at least 0, got {list(path)}."
+      )
     if path in number:
       raise ValueError(f"choices has the path {list(path)} twice.")
     if path[:-1] not in number:
@@ -169,7 +171,7 @@ def k_config(widths: Sequence[int]) -> list[list[int]]:
     ValueError: no width, or one below 1.
   """
   if not widths or min(widths) < 1:
-    raise ValueError(f"widths={list(widths)}: accepted are numbers of 1 or more, one at least.")
+    raise ValueError(f"`widths` must be one or more numbers of at least 1, got {list(widths)}.")
   paths: list[tuple[int, ...]] = [()]
   choices: list[list[int]] = []
   for width in widths:
@@ -190,8 +192,8 @@ def best_first(hit_rates: np.ndarray, nodes: int) -> list[list[int]]:
   """
   if hit_rates.ndim != 2 or not hit_rates.size or nodes < 1:
     raise ValueError(
-      f"nodes={nodes}, hit_rates of shape {hit_rates.shape}: expected nodes >= 1 "
-      "and a [depth, rank] table."
+      f"`nodes` must be at least 1 and `hit_rates` a [depth, rank] table, got {nodes} and the "
+      f"shape {hit_rates.shape}."
     )
   frontier: list[tuple[float, tuple[int, ...]]] = [(-1.0, ())]
   chosen: list[list[int]] = []

@@ -64,7 +64,7 @@ def judge(threshold: float = 0.5) -> Verifier:
     proposal: Proposal,
   ) -> Verdict:
     if not isinstance(params, Judge):
-      raise ValueError(f"params={params!r:.40} of verifier='judge': accepted is a trained Judge.")
+      raise ValueError(f"`params` of verifier='judge' must be a trained Judge, got {params!r:.40}.")
     right = probability(params, features.hidden) > threshold
     if proposal in ("chain", "truncated"):
       passed = chain.coins(draft, log_probs, noise) | (right & draft.valid)[:, 1:]

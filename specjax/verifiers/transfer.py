@@ -41,7 +41,9 @@ def transfer(eta: float = 10.0, alpha: float = 0.1) -> Verifier:
     ValueError: eta below 0, or alpha outside 0 to 1.
   """
   if eta < 0 or not 0 <= alpha <= 1:
-    raise ValueError(f"eta={eta:g}, alpha={alpha:g}: expected eta >= 0 and 0 <= alpha <= 1.")
+    raise ValueError(
+      f"`eta` must be at least 0 and `alpha` between 0 and 1, got {eta:g} and {alpha:g}."
+    )
 
   def verify(
     params: Params,

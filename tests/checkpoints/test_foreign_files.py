@@ -69,21 +69,26 @@ def test_what_published_files_have_is_known(family):
 @pytest.mark.parametrize(
   ("raw", "words"),
   [
-    ({"alibi_heads": 2}, "alibi_heads=2: accepted is a file without this key"),
-    ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping=30"),
-    ({"logits_scaling": 8.0}, "logits_scaling=8.0: accepted is 1"),
-    ({"qkv_bias": True}, "qkv_bias=True: accepted is false"),
-    ({"sliding_window": 9}, "sliding_window=9"),
+    ({"alibi_heads": 2},
+     r"`alibi_heads` must be left out, as it is not read and may change the output, got 2\."),
+    ({"attn_logit_softcapping": 30.0},
+     r"`attn_logit_softcapping` must be left out, as it is not.*got 30\.0\."),
+    ({"logits_scaling": 8.0}, r"`logits_scaling` must be 1, for nothing else is read, got 8\.0\."),
+    ({"qkv_bias": True}, r"`qkv_bias` must be false, for nothing else is read, got True\."),
+    ({"sliding_window": 9}, r"`sliding_window` must be null, for nothing else is read, got 9\."),
     ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
     ({"model_type": "mistral", "sliding_window": 9, "use_sliding_window": False}, "use_sliding_"),
     ({"model_type": "qwen2", "sliding_window": 9, "layer_types": ["sliding_attention"] * 2},
      "layer_types"),
-    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "beta_fast": 32}}, "beta_fast=32"),
-    ({"rope_scaling": {"rope_type": "default", "factor": 2.0}}, "factor=2.0"),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "beta_fast": 32}},
+     r"`beta_fast` must be left out, as it is not read and may change the output, got 32\."),
+    ({"rope_scaling": {"rope_type": "default", "factor": 2.0}},
+     r"`factor` must be 1, for nothing else is read, got 2\.0\."),
     ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
-    ({"rotary_dim": 4}, "rotary_dim=4: accepted is 8"),
+    ({"rotary_dim": 4}, r"`rotary_dim` must be 8, for nothing else is read, got 4\."),
     ({"text_config": {"hidden_size": 8}}, "text_config"),
-    ({"model_type": "mixtral", "num_experts": 8, "num_local_experts": 4}, "num_experts=8"),
+    ({"model_type": "mixtral", "num_experts": 8, "num_local_experts": 4},
+     r"`num_experts` must be left out, as it is not read and may change the output, got 8\."),
     ({"model_type": "qwen3_moe", "num_experts": 8, "num_local_experts": 4},
      "num_experts=8 and num_local_experts=4: accepted is one count"),
   ],
@@ -96,7 +101,10 @@ def test_a_key_that_could_change_the_output_is_named(raw, words):
 def test_a_key_is_harmless_at_its_values():
   table = {"a": ..., "b": (1, False), "c_*": ...}
   harmless.known_keys({"a": 1, "b": 1.0, "c_x": [], "d": None, "e": 5}, "f", ["e"], table)
-  for raw, words in (({"b": 2}, "f: b=2: accepted is 1 or false"), ({"d": 0}, "f: d=0")):
+  for raw, words in (
+    ({"b": 2}, r"`b` must be 1 or false, for nothing else is read, got 2\."),
+    ({"d": 0}, r"`d` must be left out, as it is not read and may change the output, got 0\."),
+  ):
     with pytest.raises(ValueError, match=words):
       harmless.known_keys(raw, "f", ["e"], table)
 
@@ -156,12 +164,28 @@ def copied(tmp_path):
 @pytest.mark.parametrize(
   ("files", "words"),
   [
-    (dict(generation_config={"suppress_tokens": [5]}), r"generation_config.*suppress_tokens=\[5\]"),
-    (dict(generation_config={"forced_eos_token_id": 2}), "forced_eos_token_id=2"),
-    (dict(tokenizer_config={"add_eos_token": True}), "add_eos_token=True: accepted is false"),
-    (dict(tokenizer_config={"do_lower_case": True}), "do_lower_case=True"),
+    (
+      dict(generation_config={"suppress_tokens": [5]}),
+      r"`suppress_tokens` must be \[\], for nothing else is read, got \[5\]\.",
+    ),
+    (
+      dict(generation_config={"forced_eos_token_id": 2}),
+      "`forced_eos_token_id` must be left out, as it is not read and may change the output, "
+      r"got 2\.",
+    ),
+    (
+      dict(tokenizer_config={"add_eos_token": True}),
+      r"`add_eos_token` must be false, for nothing else is read, got True\.",
+    ),
+    (
+      dict(tokenizer_config={"do_lower_case": True}),
+      r"`do_lower_case` must be false, for nothing else is read, got True\.",
+    ),
     (dict(tokenizer_config={"word_dropout": 0.1}), "word_dropout"),
-    (dict(special_tokens_map={"merges": 0.1}), "special_tokens_map.json: merges"),
+    (
+      dict(special_tokens_map={"merges": 0.1}),
+      r"`merges` must be left out, as it is not read and may change the output, got 0\.1\.",
+    ),
   ],
 )
 def test_a_key_of_the_other_files_is_named(files, words, copied):
@@ -205,7 +229,7 @@ QUANTISED = {
 
 @pytest.mark.parametrize("words", QUANTISED)
 def test_a_quantised_directory_names_its_method(words, copied):
-  said = rf"config\.json: quantization_config says .*{words}.*accepted is safetensors in F32.*GGUF"
+  said = rf"config\.json: quantization_config says .*{words}.*use safetensors in F32.*GGUF"
   with pytest.raises(ValueError, match=said):
     hf.load(copied(config={"quantization_config": QUANTISED[words]}))
 

@@ -74,18 +74,70 @@ ONES = {"rope_freqs.weight": np.full(4, 8, np.float32)}
 @pytest.mark.parametrize(
   ("metadata", "tensors", "words"),
   [
-    ({FACTOR: 8.0}, ONES, r"llama\.rope\.scaling\.type='linear': accepted is none beside"),
-    ({"rope.scaling.attn_factor": 0.5}, None, r"llama\.rope\.scaling\.attn_factor=0\.5"),
-    (YARN | {"rope.scaling.yarn_beta_fast": 16.0}, None, r"yarn_beta_fast=16\.0: accepted is 32"),
-    ({"rope.scaling.alpha": 2.0}, None, r"llama\.rope\.scaling\.alpha=2\.0"),
-    ({"logit_scale": 0.5}, None, r"llama\.logit_scale=0\.5: accepted is 0 or 1"),
-    ({"attention.scale": 0.5}, None, r"llama\.attention\.scale=0\.5"),
-    ({"final_logit_softcapping": 30.0}, None, r"final_logit_softcapping=30\.0: accepted is 0"),
-    ({"a_key_of_tomorrow": 1}, None, r"llama\.a_key_of_tomorrow=1: accepted is a file without"),
-    ({"split.count": 3}, None, r"split\.count=3: accepted is 1: join the parts first"),
-    ({"diffusion.of_tomorrow": 1}, None, r"diffusion\.of_tomorrow=1"),
-    ({"tokenizer.ggml.add_eos_token": True}, None, "add_eos_token=True: accepted is false"),
-    ({"tokenizer.ggml.remove_extra_whitespaces": True}, None, "remove_extra_whitespaces=True"),
+    (
+      {FACTOR: 8.0},
+      ONES,
+      r"`llama\.rope\.scaling\.type` must be none beside the tensor rope_freqs\.weight, got "
+      r"'linear'\.",
+    ),
+    (
+      {"rope.scaling.attn_factor": 0.5},
+      None,
+      r"`llama\.rope\.scaling\.attn_factor` must be 1 but for yarn, got 0\.5\.",
+    ),
+    (
+      YARN | {"rope.scaling.yarn_beta_fast": 16.0},
+      None,
+      r"`llama\.rope\.scaling\.yarn_beta_fast` must be 32, for nothing else is read, got "
+      r"16\.0\.",
+    ),
+    (
+      {"rope.scaling.alpha": 2.0},
+      None,
+      r"`llama\.rope\.scaling\.alpha` must be left out, as it is not.*got 2\.0\.",
+    ),
+    (
+      {"logit_scale": 0.5},
+      None,
+      r"`llama\.logit_scale` must be 0 or 1, for nothing else is read, got 0\.5\.",
+    ),
+    (
+      {"attention.scale": 0.5},
+      None,
+      r"`llama\.attention\.scale` must be 0, for nothing else is read, got 0\.5\.",
+    ),
+    (
+      {"final_logit_softcapping": 30.0},
+      None,
+      r"`llama\.final_logit_softcapping` must be 0, for nothing else is read, got 30\.0\.",
+    ),
+    (
+      {"a_key_of_tomorrow": 1},
+      None,
+      r"`llama\.a_key_of_tomorrow` must be left out, as it is not.*got 1\.",
+    ),
+    (
+      {"split.count": 3},
+      None,
+      r"`split\.count` must be 1: join the parts first, as llama-gguf-split --merge does, got "
+      r"3\.",
+    ),
+    (
+      {"diffusion.of_tomorrow": 1},
+      None,
+      r"`diffusion\.of_tomorrow` must be left out, as it is not read.*got 1\.",
+    ),
+    (
+      {"tokenizer.ggml.add_eos_token": True},
+      None,
+      r"`tokenizer\.ggml\.add_eos_token` must be false, for nothing else is read, got True\.",
+    ),
+    (
+      {"tokenizer.ggml.remove_extra_whitespaces": True},
+      None,
+      r"`tokenizer\.ggml\.remove_extra_whitespaces` must be false, for nothing else is read, "
+      r"got True\.",
+    ),
     ({"tokenizer.ggml.normalizer.lowercase": True}, None, "normalizer.lowercase"),
   ],
 )
@@ -98,7 +150,9 @@ def test_a_window_that_the_architecture_does_not_read_is_named(tmp_path):
   qwen = LINEAR.parent / "qwen2"
   known, tensors = read_directory(qwen, "qwen2")
   file = write(tmp_path / "m.gguf", "qwen2", known | {"attention.sliding_window": 9}, tensors)
-  with pytest.raises(ValueError, match=r"qwen2\.attention\.sliding_window=9"):
+  with pytest.raises(
+    ValueError, match=(r"`qwen2\.attention\.sliding_window` must be left out, as it is.*got 9\.")
+  ):
     gguf.load(file)
 
 
@@ -108,5 +162,8 @@ def test_keys_about_a_file_are_harmless():
   about = [key.replace("{id}", "0") for key in about if key != "general.type"]
   about += ["quantize.imatrix.file", "tokenizer.chat_template.tool_use", "split.tensors.count"]
   harmless.known_keys(dict.fromkeys(about, 7), "m.gguf", (), harmless.GGUF)
-  with pytest.raises(ValueError, match=r"general\.type='adapter': accepted is"):
+  with pytest.raises(
+    ValueError,
+    match=("`general\\.type` must be \"model\", for nothing else is read, got 'adapter'\\."),
+  ):
     harmless.known_keys({"general.type": "adapter"}, "m.gguf", (), harmless.GGUF)

@@ -84,13 +84,22 @@ def test_config_json_is_understood(raw, expected):
 @pytest.mark.parametrize(
   ("raw", "words"),
   [
-    ({"model_type": "gpt2"}, "model_type='gpt2'.*llama, mistral, qwen2, qwen3"),
-    ({"model_type": None}, "model_type=None"),
-    ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+    (
+      {"model_type": "gpt2"},
+      r"`model_type` must be one of llama, mistral, qwen2, qwen3.*got 'gpt2'\.",
+    ),
+    ({"model_type": None}, r"`model_type` must be one of llama, mistral, qwen2, qwen3.*got None\."),
+    ({"hidden_act": "gelu"}, r"`hidden_act` must be 'silu', got 'gelu'\."),
     ({"mlp_bias": True}, "mlp_bias"),
-    ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type='longrope'.*yarn"),
+    (
+      {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
+      r"`rope_type` must be one of default, linear, yarn, llama3, got 'longrope'\.",
+    ),
     ({"rope_scaling": {"type": "yarn"}}, "yarn rope scaling lacks 'factor'"),
-    ({"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_slow": 40}}, "beta_slow=40"),
+    (
+      {"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_slow": 40}},
+      r"`beta_slow` must be a number below beta_fast=32\.0, got 40\.0\.",
+    ),
     ({"rope_scaling": {"type": "linear"}}, "linear rope scaling lacks 'factor'"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "lacks 'low_freq_factor'"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),

@@ -249,8 +249,8 @@ def test_what_was_fetched_serves_without_the_hub(server, monkeypatch):
     ("org/tiny", "new", "it has no revision 'new'"),
     ("org/tiny", "old", "neither model.safetensors nor"),
     ("org/-", None, "'org/-' is no directory here"),
-    ("gsm8k-7m", "main", "revision='main': accepted is one of a model ORG/NAME .*'gsm8k-7m'"),
-    ("org/tiny", 3, "revision=3: accepted is text"),
+    ("gsm8k-7m", "main", r"`revision` must be left out for 'gsm8k-7m', which is no.*got 'main'\."),
+    ("org/tiny", 3, r"`revision` must be text, got 3\."),
   ],
 )
 def test_what_the_hub_lacks(name, revision, words, server):

@@ -221,5 +221,11 @@ def test_other_formats_have_no_file_of_torch(tmp_path):
   loaded = LoadedHead(
     build(target(MODEL), config), random_heads(config), CHOICES, None, config, MODEL
   )
-  with pytest.raises(ValueError, match="torch=True: accepted for the formats medusa and hydra"):
+  with pytest.raises(
+    ValueError,
+    match=(
+      r"`torch` must be False for the format specjax.*got True: only medusa and hydra are "
+      "written as torch files"
+    ),
+  ):
     formats.save(tmp_path, "specjax", loaded, MODEL, (), base="gsm8k-7m", torch=True)

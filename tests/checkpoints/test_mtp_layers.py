@@ -141,10 +141,13 @@ def test_every_tensor_counts(tmp_path, key):
 
 
 REFUSED = [
-  ({"model_type": "deepseek_v3"}, "model_type='deepseek_v3': accepted is mimo, the family whose"),
-  ({"num_nextn_predict_layers": 2}, "num_nextn_predict_layers=2: accepted is 1."),
-  ({"num_attention_heads": 2}, "heads=2 in config.json: accepted is the target's, 4."),
-  ({"rope_theta": 1e4}, "rope_theta=10000.0 in config.json: accepted is the target's, 640000.0."),
+  (
+    {"model_type": "deepseek_v3"},
+    "`model_type` must be 'mimo', the family whose MTP layer is read, got 'deepseek_v3'.",
+  ),
+  ({"num_nextn_predict_layers": 2}, "`num_nextn_predict_layers` must be 1, got 2."),
+  ({"num_attention_heads": 2}, "`heads` must be the target's, 4, got 2."),
+  ({"rope_theta": 1e4}, "`rope_theta` must be the target's, 640000.0, got 10000.0."),
 ]
 
 
@@ -167,7 +170,7 @@ def test_what_mimo_has_no_place_for_is_not_written(tmp_path):
   for change, words in (
     ({"config": MTPConfig()}, "before_norm=False: the format mtp has MiMo's layer"),
     ({"network": hf_config.from_json(RAW | {"model_type": "qwen3", "attention_bias": False})},
-     "target='qwen3': accepted is qwen2 without a sliding window"),
+     "`target` must be qwen2 without a sliding window, MiMo's network, in the format mtp, got"),
   ):  # fmt: skip
     own = loaded._replace(**change)
     arguments = (tmp_path / "b", "mtp", own, model.config, model.params)

@@ -87,5 +87,5 @@ def test_convert_keeps_the_template_and_its_tokens(directory, tmp_path, capsys):
 
 @pytest.mark.parametrize("template", ["qa", Template("{}", "{}"), 7])
 def test_what_has_no_name_here_is_refused(template):
-  with pytest.raises(ValueError, match=r"^template=.*: accepted is a JinjaTemplate, or .* plain"):
+  with pytest.raises(ValueError, match=r"^`template` must be a JinjaTemplate, or .* plain.*, got "):
     templates.known(template)

@@ -7,6 +7,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+from sentences import says
 
 import specjax
 from specjax.checkpoints import hf
@@ -101,9 +102,11 @@ def test_commands(talk, model):
   )  # fmt: skip
   refused = err.splitlines()
   assert len(refused) == 3 and all(line.startswith("error: ") for line in refused)
-  assert "drafter='oracle': accepted are none" in refused[0]
-  assert "temperature='x': accepted is a finite number 0 or more" in refused[1]
-  assert "command='/oracle': accepted is one of /drafter, /temperature" in refused[2]
+  assert says(
+    refused[0], "`drafter` must be one of none, prompt_lookup, draft_model .. got 'oracle'."
+  )
+  assert "`temperature` must be a finite number at least 0 (0 is greedy), got 'x'." in refused[1]
+  assert says(refused[2], "`command` must be one of /drafter, /temperature .. got '/oracle'.")
   assert in_order(out, "greedy [GREEDY-EXACT]", "target_only [EXACT]", "/reset", "Ctrl-C")
   assert out.count("per pass") == 2
 

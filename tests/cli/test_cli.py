@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import tokenizers
+from sentences import says
 from tokenizers import processors
 
 import specjax
@@ -210,7 +211,9 @@ def test_a_stop_ends_a_text(text_model, run, how):
     else:
       assert out.startswith(f"the cat{text}\n")
   sentence = run(*common, "--stop-words", "<|end|>Question:")[2]
-  assert "stop_words='<|end|>Question:': accepted is text without special tokens" in sentence
+  assert says(
+    sentence, "`stop_words` must be text without special tokens, or one .. got '<|end|>Question:'."
+  )
 
 
 @pytest.mark.parametrize(("options", "said"), [
@@ -251,7 +254,10 @@ def test_list_names_a_kind_or_a_part(run, monkeypatch, what, inside, outside):
 
 def test_list_asks_what_was_meant(refused):
   said = refused("list", "egale")
-  assert "'egale' is no part: did you mean eagle? accepted is a name, or" in said
+  assert says(
+    said,
+    "the part must be a name, or one of the kinds drafters .. got 'egale' (did you mean eagle?).",
+  )
 
 
 def test_version(run):
@@ -325,8 +331,11 @@ def test_a_tree_changes_no_token(ids_model, medusa_head, write, run, tmp_path, r
   [
     ("tree[no_such.json]", "'no_such.json' cannot be read"),
     ("tree", "it needs a file, tree[FILE.json]"),
-    ("wide", "medusa/wide: accepted after medusa/ are tree, static, dynamic"),
-    ("dynamic-9", "tree='dynamic-9': it needs depth and beam; accepted is dynamic-NODES,depth="),
+    ("wide", "medusa/wide: after medusa/ may follow tree, static, dynamic, beam, graph, iid,"),
+    (
+      "dynamic-9",
+      "tree='dynamic-9': it needs depth and beam, as in dynamic-NODES,depth=NUMBER,beam=NUMBER.",
+    ),
     ("dynamic-9,depth=3,beam=3", "tree is 3 deep: the head guesses 2"),
     (
       "dynamic-6,depth=2,beam=3/beam-6,depth=2,width=3",
@@ -336,10 +345,10 @@ def test_a_tree_changes_no_token(ids_model, medusa_head, write, run, tmp_path, r
 )
 def test_a_tree_is_refused(ids_model, medusa_head, write, refused, tree, message):
   path = write({"tokens": [1]})
-  assert message in refused(
+  assert says(refused(
     "generate", "--model", ids_model, "--prompts", path, "--json", "--drafter",
     f"medusa[{medusa_head}]/{tree}",
-  )  # fmt: skip
+  ), message)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -373,7 +382,9 @@ def test_tune_refuses(ids_model, medusa_head, refused, write):
   common = ("tune", "--model", ids_model, "--drafters", f"medusa[{medusa_head}]")
   assert "has no tokenizer" in refused(*common)
   path = write({"tokens": [1]})
-  assert "batch=0" in refused(*common, "--prompts", path, "--batch", 0)
+  assert ("`batch` must be between 1 and 65536, got 0.") in refused(
+    *common, "--prompts", path, "--batch", 0
+  )
 
 
 def write_llama2c(directory):
@@ -464,37 +475,68 @@ def test_convert_refuses(refused, tmp_path, text_model):
     (("--prompt", "", "--chat"), "prompt is empty"),
     (("--prompts", "no_such.jsonl"), "no such file"),
     (("--prompts", "no_such.jsonl", "--chat"), "--chat goes with --prompt"),
-    (("--prompt", "the", "--max-new-tokens", "0"), "max_new_tokens=0"),
+    (("--prompt", "the", "--max-new-tokens", "0"), "`max_new_tokens` must be at least 1, got 0."),
     (("--prompt", "the", "--max-new-tokens", "500"), "together at most 256"),
-    (("--prompt", "the", "--drafter", "oracle"), "drafter='oracle': accepted are none"),
+    (
+      ("--prompt", "the", "--drafter", "oracle"),
+      "`drafter` must be one of none, prompt_lookup, draft_model .. got 'oracle'.",
+    ),
     (("--prompt", "the", "--drafter", "draft_model"), "it needs a model, draft_model[PATH]"),
     (("--prompt", "the", "--drafter", "medusa[no_such]"), "'no_such' is no directory"),
-    (("--prompt", "the", "--drafter", "prompt_lookup-1"), "a draft has 2 to 4096 nodes"),
-    (("--prompt", "the", "--drafter", "medusa/ensemble"), "accepted after medusa/ are tree"),
-    (("--prompt", "the", "--drafter", "prompt_lookup:8"), "accepted is NAME, NAME-NUMBER"),
+    (
+      ("--prompt", "the", "--drafter", "prompt_lookup-1"),
+      "`drafter` must have between 2 and 4096 nodes, or be 'none', got 'prompt_lookup-1'.",
+    ),
+    (
+      ("--prompt", "the", "--drafter", "medusa/ensemble"),
+      "medusa/ensemble: after medusa/ may follow tree, static, dynamic, beam, graph,",
+    ),
+    (
+      ("--prompt", "the", "--drafter", "prompt_lookup:8"),
+      "`drafter` must be NAME, NAME-NUMBER or .. got 'prompt_lookup:8'.",
+    ),
     (("--prompt", "the", "--drafter", "none[x]"), "none takes nothing in brackets"),
-    (("--prompt", "the", "--top-k", str(1 << 40)), "top_k=1099511627776"),
+    (
+      ("--prompt", "the", "--top-k", str(1 << 40)),
+      "`top_k` must be between 0 and 2147483647 (0 keeps all), got 1099511627776.",
+    ),
     (("--prompt", "the", "--processors", "penalties-0"), "repetition is above 0"),
-    (("--prompt", "the", "--verifier", "oracle"), "verifier='oracle': accepted are greedy"),
-    (("--prompt", "the", "--verifier", "greedy", "--temperature", "1"), "is for temperature 0"),
+    (
+      ("--prompt", "the", "--verifier", "oracle"),
+      "`verifier` must be one of greedy, target_only, token .. got 'oracle'.",
+    ),
+    (
+      ("--prompt", "the", "--verifier", "greedy", "--temperature", "1"),
+      "`temperature` must be 0 for the verifier 'greedy' .. got 1.0; target_only is exact at "
+      "any temperature.",
+    ),
     (("--prompt", "the", "--drafter", "prompt_lookup", "--verifier", "token"), "is not exact for"),
     (("--prompt", "the", "--verifier", "judge"), "it needs a head, judge[PATH]"),
-    (("--prompt", "the", "--temperature", "-1"), "temperature=-1.0"),
-    (("--prompt", "the", "--top-p", "0"), "top_p=0.0"),
-    (("--prompt", "the", "--batch", "0"), "batch=0"),
-    (("--prompt", "the", "--best-of", "0"), "n=0: accepted"),
-    (("--prompt", "the", "--best-of", "2"), "temperature=0: accepted"),
+    (
+      ("--prompt", "the", "--temperature", "-1"),
+      "`temperature` must be at least 0 (0 is greedy), got -1.0.",
+    ),
+    (
+      ("--prompt", "the", "--top-p", "0"),
+      "`top_p` must be above 0 and at most 1 (1 keeps all), got 0.0.",
+    ),
+    (("--prompt", "the", "--batch", "0"), "`batch` must be between 1 and 65536, got 0."),
+    (("--prompt", "the", "--best-of", "0"), "`n` must be between 1 and 65536, got 0."),
+    (
+      ("--prompt", "the", "--best-of", "2"),
+      "`temperature` must be above 0 for several samples, got 0.",
+    ),
     (("--prompt", "the", "--select", "mbr"), "--select mbr goes with --best-of"),
   ],
 )
 def test_generate_refuses(text_model, refused, arguments, message):
-  assert message in refused("generate", "--model", text_model, "--json", *arguments)
+  assert says(refused("generate", "--model", text_model, "--json", *arguments), message)
 
 
 def test_a_bad_line_stops_before_anything_is_printed(ids_model, write, refused):
   path = write({"tokens": [1]}, {"tokens": [64]})
   sentence = refused("generate", "--model", ids_model, "--prompts", path, "--json")
-  assert "record 2: prompt[0]=64: accepted is a whole number from 0 to 63" in sentence
+  assert "`prompt[0]` must be between 0 and 63, got 64." in sentence
   sentence = refused("generate", "--model", ids_model, "--prompts", write({"prompt": "a"}))
   assert "has no tokenizer; pass token ids" in sentence
   sentence = refused("bench", "--model", ids_model, "--drafters", "prompt_lookup")
@@ -509,7 +551,9 @@ def test_a_draft_model_of_another_vocabulary(ids_model, text_model, refused):
   sentence = refused(
     "generate", "--model", text_model, "--prompt", "the", "--drafter", f"draft_model[{ids_model}]"
   )
-  assert "has a vocabulary of 64" in sentence and "they must share one" in sentence
+  assert "must have the vocabulary of" in sentence and says(
+    sentence, "must have the vocabulary of .. got 64."
+  )
 
 
 @pytest.mark.slow
@@ -535,11 +579,14 @@ def test_a_policy_ends_the_chain_of_a_draft_model(run, text_model, tmp_path):
 @pytest.mark.parametrize(
   ("policy", "words"),
   [
-    ("oracle", "accepted after draft_model/ are ensemble, tree"),
+    ("oracle", "draft_model/oracle: after draft_model/ may follow ensemble, tree, static,"),
     ("specdecpp", "it needs an acceptance head, specdecpp[PATH]"),
     ("constant[x]", "constant takes nothing in brackets"),
     ("specdecpp[x]", "x has no config.json"),
-    ("adaedl/iid-2-1", "accepted is one of nodes, a tree, or a draft length"),
+    (
+      "adaedl/iid-2-1",
+      "`drafter` must have nodes, a tree, or a draft length with .. got 'draft_model[",
+    ),
   ],
 )
 def test_a_policy_and_its_head_must_be_known(refused, text_model, policy, words):
@@ -547,7 +594,7 @@ def test_a_policy_and_its_head_must_be_known(refused, text_model, policy, words)
     "generate", "--model", text_model, "--prompt", "the", "--drafter",
     f"draft_model[{text_model}]/{policy}",
   )  # fmt: skip
-  assert words in sentence
+  assert says(sentence, words)
 
 
 def damaged(model, path, change):

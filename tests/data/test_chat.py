@@ -135,7 +135,7 @@ def test_a_developer_is_the_system_of_a_template_without_one(roles, found):
 
 
 @pytest.mark.parametrize(("turns", "words"), [
-  ([], "turns=[]: accepted is a list of one turn or more."),
+  ([], "`turns` must be a list of one turn or more, got []."),
   ([SAID, DEVELOPER], "turns[1]: role='developer': this template has turns of user, assistant."),
   ([SAID | {"role": "tool"}], "turns[0]: role='tool': this template has turns of user, assistant."),
   ([SAID | {"role": "User"}], "turns[0]: role='User': this template has turns of user, assistant."),
@@ -164,5 +164,7 @@ def test_openais_messages_are_texts(tokenizer):
   said = [i for i, own in zip(ids, mask, strict=True) if own]
   assert text_of(tokenizer, said) == "9.<|im_end|>"
   image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
-  with pytest.raises(ValueError, match="type='image_url': accepted is one of text, input_text"):
+  with pytest.raises(
+    ValueError, match=(r"`type` must be one of text, input_text, output_text, got 'image_url'\.")
+  ):
     TEMPLATES["chatml"].encode(tokenizer, [image])

@@ -223,9 +223,10 @@ REFUSED = [
   ("mistral", TURNS[1:], "refuses the turns: roles must alternate user/assistant/user/assistant."),
   ("gemma", [SYSTEM, TURNS[0]], "the chat template refuses the turns: System role not supported."),
   ("chatml", [], "the chat template refuses the turns: "),
-  ("chatml", "hello", "turns='hello': accepted is a list of turns"),
-  ("chatml", [{"role": "user"}], "accepted is a dict with the texts role and content"),
-  ("chatml", [{"role": "user", "content": ["x"]}], "turns[0]: content=['x']: accepted is text"),
+  ("chatml", "hello", "`turns` must be a list of turns, got 'hello'."),
+  ("chatml", [{"role": "user"}], "`turns[0]` must be a dict with the texts role and content, got"),
+  ("chatml", [{"role": "user", "content": ["x"]}], "turns[0]: `content` must be text, or parts"),
+  ("chatml", [{"role": "user", "content": ["x"]}], ", got ['x']."),
   ("chatml", [{"role": "user", "content": "\udfff"}], "text without lone surrogates"),
 ]
 

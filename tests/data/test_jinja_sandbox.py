@@ -67,8 +67,8 @@ BAD = [
   ("a\n{{ 1 + }}", "the chat template has an error in line 2: "),
   ("{{ x | no_such_filter }}", "the chat template has an error in line 1: No filter named"),
   ("{% generation %}", "the chat template has an error in line 1: Unexpected end"),
-  (7, "chat template: source=7: accepted is text"),
-  ("\ud800", "chat template: source='\\ud800': accepted is text without lone surrogates"),
+  (7, "chat template: `source` must be text, got 7."),
+  ("\ud800", "chat template: `source` must be text without lone surrogates, got '\\ud800'."),
 ]
 
 

@@ -94,8 +94,11 @@ def test_seeds_decide(directory):
 
 @pytest.mark.parametrize(
   ("arguments", "words"),
-  [(("fold", 1), "task='fold'"), (("waiting_line_copy", 0), "count=0"),
-   (("waiting_line_copy", 1, -1), "seed=-1")],
+  [(("fold", 1),
+   "`task` must be one of waiting_line_copy, waiting_line_sort.*got "
+   r"'fold'\."), (("waiting_line_copy", 0),
+   r"`count` must be between 1 and 10000, got 0\."),
+   (("waiting_line_copy", 1, -1), r"`seed` must be between 0 and 4294967295, got -1\.")],
 )  # fmt: skip
 def test_what_is_not_made(arguments, words):
   with pytest.raises(ValueError, match=words):
@@ -103,5 +106,5 @@ def test_what_is_not_made(arguments, words):
 
 
 def test_files_are_not_written_over(directory):
-  with pytest.raises(ValueError, match=r"accepted is a directory without \.jsonl files"):
+  with pytest.raises(ValueError, match=r"`out` must be a directory without \.jsonl files, got"):
     main(Config(str(directory)))

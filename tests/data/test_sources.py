@@ -96,7 +96,9 @@ def test_tfds_spec_without_name_or_split_is_refused(spec):
 
 
 def test_unknown_file_is_refused():
-  with pytest.raises(ValueError, match=r"data='no\.jsonl': no such file; accepted: a \.jsonl file"):
+  with pytest.raises(
+    ValueError, match=(r"`data` must be a \.jsonl file, tfds:NAME:SPLIT or lists:SEED:COUNT\.")
+  ):
     open_source("no.jsonl")
 
 

@@ -46,10 +46,16 @@ def test_a_limit_asks_each_subject():
   [
     ({"turns": ["x"]}, "record 1 lacks 'category'"),
     ({"category": "qa"}, "record 1 lacks 'turns'"),
-    ({"category": "poem", "turns": ["x"]}, "record 1: category='poem': accepted is one of writing"),
-    ({"category": "qa", "turns": "x"}, "record 1: turns='x': accepted is a list of texts"),
-    ({"category": "qa", "turns": [""]}, "record 1: turns"),
-    ({"category": "qa", "turns": []}, "record 1: turns=.*: accepted is a list of one text or more"),
+    (
+      {"category": "poem", "turns": ["x"]},
+      r"`category` must be one of writing, roleplay, reasoning.*got 'poem'\.",
+    ),
+    ({"category": "qa", "turns": "x"}, r"`turns` must be a list of texts, got 'x'\."),
+    (
+      {"category": "qa", "turns": [""]},
+      r"`turns` must be a list of texts that are not empty, got \[''\]\.",
+    ),
+    ({"category": "qa", "turns": []}, r"`turns` must be a list of one text or more, got \[\]\."),
   ],
 )
 def test_a_bad_record_is_named(tmp_path, record, words):

@@ -148,5 +148,5 @@ def test_words_that_are_special_tokens():
   unknown.inner.add_special_tokens(["<unk>"])
   assert unknown.special_ids("stop", ["\u732b"]) == []
   for word in ("</s>User:", "Paris</s>", "<s></s>"):
-    with pytest.raises(ValueError, match=f"stop='{word}': accepted is text without special"):
+    with pytest.raises(ValueError, match=f"`stop` must be text without special.*got '{word}'"):
       tokenizer.special_ids("stop", ["Paris", word])

@@ -94,11 +94,15 @@ def test_what_is_empty_streams_as_the_mask(model):
 @pytest.mark.parametrize(
   ("name", "more", "words"),
   [
-    ("threshold", {}, "accepted is the policy assd"),
-    ("assd/dual", {}, "accepted alone"),
-    ("assd+r2", {}, "accepted alone"),
-    ("assd", {"blocks": 4}, "accepted alone"),
-    ("assd-0", {}, "guesses=0"),
+    (
+      "threshold",
+      {},
+      r"`policy` must be assd for model='tiny', which knows any slots given any others\.",
+    ),
+    ("assd/dual", {}, "`policy` must be assd alone.*got 'assd"),
+    ("assd+r2", {}, "`policy` must be assd alone.*got 'assd.r2"),
+    ("assd", {"blocks": 4}, "`policy` must be assd alone.*got 'assd"),
+    ("assd-0", {}, r"`guesses` must be between 1 and 4096, got 0\."),
     ("assd-2-2", {}, "assd"),
   ],
 )

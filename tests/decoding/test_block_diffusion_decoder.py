@@ -53,9 +53,17 @@ def test_a_policy_that_looks_ahead_does_not(model):
 @pytest.mark.parametrize(
   ("name", "problem"),
   [
-    ("threshold/dual", "cache='dual': the denoiser is causal over blocks of 6"),
-    ("threshold/fixed-4", "blocks='fixed' with a window of 4: .* a length that divides 6"),
-    ("threshold/fixed-3,ahead=3", "blocks='fixed' with a window of 6: .* none ahead"),
+    ("threshold/dual", r"`cache` must be none or committed for a denoiser that is.*got 'dual'\."),
+    (
+      "threshold/fixed-4",
+      "`blocks` must be fixed, of a length that divides 6, with no.*got 'fixed' with a "
+      r"window of 4\.",
+    ),
+    (
+      "threshold/fixed-3,ahead=3",
+      "`blocks` must be fixed, of a length that divides 6, with no.*got 'fixed' with a "
+      r"window of 6\.",
+    ),
   ],
 )
 def test_what_does_not_go_with_its_blocks_is_refused(model, name, problem):
@@ -66,7 +74,9 @@ def test_what_does_not_go_with_its_blocks_is_refused(model, name, problem):
 def test_it_drafts_for_a_target_without_a_canvas_of_its_own(model):
   causal = target(dataclasses.replace(CONFIG, causal=True, block_length=None))
   assert drafter(model.denoiser, causal).depth == 8
-  with pytest.raises(ValueError, match=r"canvas=20: .* blocks of 6; accepted is None"):
+  with pytest.raises(
+    ValueError, match=(r"`canvas` must be None for a denoiser with blocks of 6.*got 20\.")
+  ):
     drafter(model.denoiser, causal, canvas=20)
 
 

@@ -275,10 +275,10 @@ def test_turns_are_written_in_the_template():
   [
     ([1] * 160, 8, "the conversation is full: it has 160 tokens, and random has 160 positions"),
     ([], 8, "prompt is empty"),
-    ([V], 8, f"prompt[0]={V}: accepted is a whole number from 0 to {V - 1}"),
-    ("the cat", 8, "prompt='the cat': accepted is a list of turns or of token ids"),
+    ([V], 8, f"`prompt[0]` must be between 0 and {V - 1}, got {V}."),
+    ("the cat", 8, "`prompt` must be a list of turns or of token ids, got 'the cat'."),
     ([{"role": "user", "content": "the cat"}], 8, "random has no chat template"),
-    ([1], 0, "max_new_tokens=0: accepted is a whole number from 1"),
+    ([1], 0, "`max_new_tokens` must be between 1 and 2147483647, got 0."),
   ],
 )
 def test_refused(decoder, prompt, new, words):

@@ -96,12 +96,16 @@ def test_numbers_keep_their_kind(model):
 @pytest.mark.parametrize(
   ("name", "problem"),
   [
-    ("thresold", r"policy='thresold': did you mean threshold\? accepted are random, confidence"),
+    (
+      "thresold",
+      r"`policy` must be one of random, confidence, margin.*got 'thresold' \(did you mean "
+      r"threshold\?\)\.",
+    ),
     ("threshold-0.9-0.8", "threshold takes least=0.9"),
-    ("confidence-1.5", "slots of confidence is a whole number"),
-    ("threshold-x", "accepted is NAME, NAME-NUMBER"),
-    ("threshold:0.9", "accepted is NAME, NAME-NUMBER"),
-    ("threshold+r3", "policy='r3': accepted are r2"),
+    ("confidence-1.5", r"`slots` must be a whole number, got 1\.5\."),
+    ("threshold-x", "`policy` must be NAME, NAME-NUMBER .*, got 'threshold-x'"),
+    ("threshold:0.9", "`policy` must be NAME, NAME-NUMBER .*, got 'threshold:0.9'"),
+    ("threshold+r3", r"`policy` must be one of r2, end_last, steps, timesteps, got 'r3'\."),
     ("learned", "'tiny-filter' is not in the zoo; `python -m specjax.train.filter` trains"),
     ("threshold[here]", "threshold takes nothing in brackets"),
     ("threshold/dual/prefix", "policy/prefix: there is a cache already, dual"),
@@ -110,7 +114,10 @@ def test_numbers_keep_their_kind(model):
     ("threshold/tempered-2", "confidence='tempered-2': tempered takes no number"),
     ("threshold+end_last[no]", r"end_last\[no\]: tiny has no token 'no'"),
     ("threshold/end_suppressed-1", "end_suppressed takes no number"),
-    ("threshold/medusa", "policy/medusa: accepted after policy/ are fixed, adaptive, none, dual"),
+    (
+      "threshold/medusa",
+      "policy/medusa: after policy/ may follow fixed, adaptive, none, dual, vicinity,",
+    ),
   ],
 )
 def test_other_names_are_refused(model, name, problem):
@@ -165,7 +172,9 @@ def test_holes_are_filled(model):
   (result,) = DiffusionDecoder(model, "confidence", blocks=W)([holed], 0)
   assert result.filling.filled == result.passes == 2 and len(result.tokens) == 5
   assert [result.tokens[i] for i in (0, 1, 3)] == [ids[i] for i in (0, 1, 3)]
-  with pytest.raises(ValueError, match="1 or more for a prompt without holes"):
+  with pytest.raises(
+    ValueError, match=(r"`max_new_tokens` must be at least 1 for a prompt without holes, got 0\.")
+  ):
     DiffusionDecoder(model, blocks=W)([ids], 0)
 
 
@@ -175,7 +184,7 @@ def test_a_filter_decides_the_window(model, learned):
   assert float(decoder._denoising.weights.policy.least[0]) == pytest.approx(0.55)
   bar = DiffusionDecoder(model, learned.replace("learned", "learned-0.7"))
   assert float(bar._denoising.weights.policy.least[0]) == pytest.approx(0.7)
-  with pytest.raises(ValueError, match="blocks='fixed-8': accepted is the filter's window, 6"):
+  with pytest.raises(ValueError, match=r"`blocks` must be the filter's window, 6, got 'fixed-8'\."):
     DiffusionDecoder(model, learned, blocks=8)
 
 
@@ -217,7 +226,9 @@ def test_ends_are_the_models_or_those_that_are_named(model):
     assert never.name == f"threshold/end_suppressed{text}"
     assert never._denoising.weights.transforms[0].tokens.tolist() == [list(ids)] * 2
   endless = dataclasses.replace(model, stop=())
-  with pytest.raises(ValueError, match="tiny has no end marker; accepted is the text of a token"):
+  with pytest.raises(
+    ValueError, match=("end_suppressed: tiny has no end marker; name the text of a token, as in")
+  ):
     DiffusionDecoder(endless, "threshold/end_suppressed")
 
 
@@ -227,7 +238,7 @@ def test_a_stop_id_of_its_own_ends_a_text(model):
   ended = DiffusionDecoder(model, "confidence", blocks=W, stop=[token])(["copy : Ann Bob ="], 12)[0]
   assert ended.tokens[-1] == token and token not in ended.tokens[:-1]
   assert ended.tokens == plain.tokens[: plain.tokens.index(token) + 1]
-  with pytest.raises(ValueError, match=r"stop\[0\]=-1: accepted is a whole number from 0"):
+  with pytest.raises(ValueError, match=r"`stop\[0\]` must be between 0 and 10, got -1\."):
     DiffusionDecoder(model, stop=[-1])
 
 
@@ -263,7 +274,7 @@ def test_canvases_are_streamed_as_they_fill(model):
   seen = [canvas for (canvas,) in decoder.stream(["copy : Ann ="], 5, rounds=2)]
   assert [canvas.count(model.mask) for canvas in seen] == [3, 1, 0]
   assert seen[-1] == whole.filling.canvas
-  with pytest.raises(ValueError, match="rounds=0: accepted is a whole number from 1"):
+  with pytest.raises(ValueError, match=r"`rounds` must be between 1 and 2147483647, got 0\."):
     next(decoder.stream(["copy : Ann ="], 5, rounds=0))
 
 
@@ -283,37 +294,61 @@ def test_local_leap_as_an_object_has_its_published_knobs(model):
 @pytest.mark.parametrize(
   ("options", "problem"),
   [
-    ({"blocks": 0}, "size=0"),
-    ({"cache": "double"}, "cache='double': accepted are none, dual"),
+    ({"blocks": 0}, r"`size` must be between 1 and 2147483647 \(slots of a block\), got 0\."),
+    (
+      {"cache": "double"},
+      r"`cache` must be one of none, dual, vicinity, prefix, free.*got 'double'\.",
+    ),
     ({"cache": 3}, "cache='none-3': none takes no number"),
-    ({"stopping": "whole/dual"}, "stopping='whole/dual': accepted is one part"),
-    ({"guidance": "much"}, "guidance='much': accepted are guidance"),
+    (
+      {"stopping": "whole/dual"},
+      r"`stopping` must be one part, without \+ and /, got 'whole/dual'\.",
+    ),
+    ({"guidance": "much"}, r"`guidance` must be one of guidance, got 'much'\."),
     ({"guesses": 2, "cache": "sliding"}, "passes depend on each other"),
-    ({"policy": "threshold/similar/guesses-4"}, "cache='similar': its passes depend on each"),
-    ({"policy": "threshold/vicinity/guesses-4"}, "cache='vicinity': its passes depend on each"),
-    ({"policy": "threshold-1.5"}, "least=1.5: accepted is a finite number 0 or more and 1 or less"),
-    ({"policy": "hierarchy-0.9,low=1.1"}, "low=1.1: accepted is a finite number 0 or more and 1"),
-    ({"policy": "threshold-1e-45"}, "least=1e-45: accepted is 0, or a number of 1.2e-38 or more"),
-    ({"policy": "confidence-0"}, "slots=0: accepted is a whole number from 1"),
-    ({"policy": "threshold+steps-0"}, "steps=0: accepted is a whole number from 1"),
-    ({"policy": "threshold/sure_end-1.5"}, "least=1.5: accepted is a finite number 0 or more"),
+    (
+      {"policy": "threshold/similar/guesses-4"},
+      "`cache` must be none, dual, prefix, free, committed or.*got 'similar', whose passes "
+      r"depend on each other\.",
+    ),
+    (
+      {"policy": "threshold/vicinity/guesses-4"},
+      "`cache` must be none, dual, prefix, free, committed or.*got 'vicinity', whose passes "
+      r"depend on each other\.",
+    ),
+    ({"policy": "threshold-1.5"}, r"`least` must be between 0 and 1, got 1\.5\."),
+    ({"policy": "hierarchy-0.9,low=1.1"}, r"`low` must be between 0 and 1, got 1\.1\."),
+    ({"policy": "threshold-1e-45"}, r"`least` must be 0, or at least 1\.2e-38, got 1e-45\."),
+    ({"policy": "confidence-0"}, r"`slots` must be between 1 and 2147483647, got 0\."),
+    ({"policy": "threshold+steps-0"}, r"`steps` must be between 1 and 2147483647, got 0\."),
+    ({"policy": "threshold/sure_end-1.5"}, r"`least` must be between 0 and 1, got 1\.5\."),
     (
       {"transform": "credit-0.7,decay=1.5"},
-      "decay=1.5: accepted is a finite number 0 or more and 1",
+      r"`decay` must be between 0 and 1, got 1\.5\.",
     ),
-    ({"blocks": "adaptive-8,least=0.5,size=0[.]"}, "size=0: accepted is a whole number from 1"),
-    ({"guidance": 1e9}, "guidance=1000000000.0: accepted is a finite number 0 or more and 1e"),
+    (
+      {"blocks": "adaptive-8,least=0.5,size=0[.]"},
+      r"`size` must be between 1 and 2147483647, got 0\.",
+    ),
+    ({"guidance": 1e9}, r"`guidance` must be between 0 and 1e\+06, got 1000000000\.0\."),
     ({"guidance": 1.0, "guesses": 2}, "1 with guidance"),
-    ({"guidance": -1.0}, "guidance=-1.0"),
-    ({"policy": "threshold/dual", "cache": "free"}, "cache='free': accepted is one of the two"),
-    ({"policy": None}, "policy=None: accepted are a name, a Policy, or a pair"),
-    ({"batch": 0}, "batch=0"),
-    ({"top_p": 0}, "top_p=0: accepted is a finite number above 0 and 1 or less"),
-    ({"draws": "often"}, "draws='often': accepted are kept, anew"),
-    ({"confidence": "cool"}, "confidence='cool': accepted are tempered"),
+    ({"guidance": -1.0}, r"`guidance` must be between 0 and 1e\+06, got -1\.0\."),
+    (
+      {"policy": "threshold/dual", "cache": "free"},
+      r"`cache` must be given in one of the two places, got 'free' in the other\.",
+    ),
+    (
+      {"policy": None},
+      r"`policy` must be a name, a Policy, or a pair of one and its weights, got None\.",
+    ),
+    ({"batch": 0}, r"`batch` must be between 1 and 65536, got 0\."),
+    ({"top_p": 0}, r"`top_p` must be above 0 and at most 1 \(1 keeps all\), got 0\."),
+    ({"draws": "often"}, r"`draws` must be one of kept, anew, got 'often'\."),
+    ({"confidence": "cool"}, r"`confidence` must be one of tempered, got 'cool'\."),
     (
       {"transform": end_suppressed()},
-      "transform='end_suppressed': some of its parameters have no default",
+      "`transform` must be its name, or a pair of it and its.*got 'end_suppressed', of "
+      "whose parameters some have no def",
     ),
   ],
 )

@@ -104,7 +104,10 @@ def test_a_special_token_ends_a_text(plain, how):
 
 
 def test_a_word_of_special_tokens_and_text_is_refused():
-  with pytest.raises(ValueError, match=r"stop_words='</s>User:': accepted is text without special"):
+  with pytest.raises(
+    ValueError,
+    match=(r"`stop_words` must be text without special tokens, or one.*got '</s>User:'\."),
+  ):
     Decoder(MODEL, stop_words=["the", "</s>User:"])
 
 

@@ -43,7 +43,7 @@ def test_the_most_frequent_tokens_are_chosen(texts):
   _, some = chosen(MODEL, named(texts, 3), among)
   assert set(some) <= set(among) and counts[some].min() >= np.sort(counts[among])[-3]
   assert len(chosen(MODEL, named(texts, 4096))[1]) == 4096
-  with pytest.raises(ValueError, match="size=4097: accepted is a whole number from 1 to 4096"):
+  with pytest.raises(ValueError, match=r"`size` must be between 1 and 4096, got 4097\."):
     chosen(MODEL, named(texts, 4097))
 
 
@@ -95,7 +95,12 @@ def test_a_trimmed_model_says_its_tokens_alone(texts):
   np.testing.assert_allclose(found.logits[..., ids], whole.logits[..., ids], rtol=1e-5, atol=1e-4)
   assert np.isneginf(np.delete(np.asarray(found.logits), ids, -1)).all()
   np.testing.assert_allclose(found.features.hidden, whole.features.hidden, rtol=1e-5, atol=1e-5)
-  with pytest.raises(ValueError, match=r"hidden_layers=\(1,\): a trimmed model shows no layers"):
+  with pytest.raises(
+    ValueError,
+    match=(
+      r"`hidden_layers` must be \(\) for a trimmed model, which shows no layers, got \(1,\)\."
+    ),
+  ):
     small.evaluate(params, cache, tokens[:, 8:9], node, mask, (1,))
 
 
@@ -118,8 +123,11 @@ def test_trimmed_draft_models_change_no_token(tmp_path, after):
   ("name", "words"),
   [
     ("medusa/trimmed", "trimmed: it needs texts, trimmed\\[FILE.jsonl\\]"),
-    ("medusa/trimmed-0[TEXTS]", "size=0: accepted is a whole number from 1 to 512"),
-    ("prompt_lookup/trimmed-9[TEXTS]", "accepted after prompt_lookup/ are none"),
+    ("medusa/trimmed-0[TEXTS]", r"`size` must be between 1 and 512, got 0\."),
+    (
+      "prompt_lookup/trimmed-9[TEXTS]",
+      r"prompt_lookup/trimmed: after prompt_lookup/ may follow none\.",
+    ),
   ],
 )
 def test_bad_names(texts, name, words):

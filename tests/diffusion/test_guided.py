@@ -242,17 +242,29 @@ def test_the_mask_may_be_the_denoisers_alone(home):
 
 
 SETTINGS = [  # (policy, settings, what is accepted)
-  ("guided", {"temperature": 0.7}, r"accepted is 0 with guided\[.*\], which is greedy"),
-  ("random/reweighted", {"temperature": 0.7}, "accepted is 0 or 1 with random/reweighted"),
+  ("guided", {"temperature": 0.7}, r"`temperature` must be 0 with guided\[.*got 0\.7\."),
+  ("random/reweighted", {"temperature": 0.7},
+   r"`temperature` must be 0 or 1 with random/reweighted\[.*got 0\.7\."),
   ("random/reweighted", {"temperature": 1.0, "top_k": 3}, "which draws at 1, without filters"),
-  ("threshold/reweighted", {}, "accepted are random, left_to_right and origin"),
-  ("threshold+steps/reweighted", {}, "policy='threshold.steps': a reweighted denoiser is sure"),
-  ("random+r2/reweighted", {}, "accepted are random, left_to_right and origin"),
-  ("random/dual/reweighted", {}, "cache='dual': a reweighted denoiser reads whole texts"),
-  ("random/guidance-1/reweighted", {}, "guidance='guidance': a reweighted denoiser reads whole"),
-  ("random/credit/reweighted", {}, "transform='credit': a reweighted denoiser reads whole texts"),
-  ("random/tempered/reweighted", {}, "confidence='tempered': a reweighted denoiser reads whole"),
-  ("random/sure_end/reweighted", {}, "stopping='sure_end': a reweighted denoiser reads whole"),
+  ("threshold/reweighted", {}, "`policy` must be random, left_to_right or origin.*, got 'thr"),
+  ("threshold+steps/reweighted", {},
+   r"`policy` must be random, left_to_right or origin, alone or.*got 'threshold\+steps'\."),
+  ("random+r2/reweighted", {}, "`policy` must be random, left_to_right or origin.*, got 'ran"),
+  ("random/dual/reweighted", {},
+   "`cache` needs a denoiser that is not reweighted.*got 'dual': a reweighted denoiser "
+   "reads whole texts and is"),
+  ("random/guidance-1/reweighted", {},
+   "`guidance` needs a denoiser that is not reweighted.*got 'guidance': a reweighted "
+   "denoiser reads whole texts an"),
+  ("random/credit/reweighted", {},
+   "`transform` needs a denoiser that is not reweighted.*got 'credit': a reweighted "
+   "denoiser reads whole texts and "),
+  ("random/tempered/reweighted", {},
+   "`confidence` needs a denoiser that is not reweighted.*got 'tempered': a reweighted "
+   "denoiser reads whole texts an"),
+  ("random/sure_end/reweighted", {},
+   "`stopping` needs a denoiser that is not reweighted.*got 'sure_end': a reweighted "
+   "denoiser reads whole texts an"),
 ]  # fmt: skip
 
 
@@ -263,7 +275,9 @@ def test_what_a_second_model_would_leave_unread_is_refused(home, policy, setting
 
 
 def test_nothing_is_added_to_what_a_guide_approves(home):
-  with pytest.raises(ValueError, match=r"accepted is nothing with \+ after it"):
+  with pytest.raises(
+    ValueError, match=(r"`policy` must have nothing with \+ after guided, which.*got 'guided\[")
+  ):
     DiffusionDecoder(never_ending(home / "denoiser"), f"guided[{home}/guide]+r2")
   with pytest.raises(ValueError, match="sees both sides"):
     DiffusionDecoder(never_ending(home / "denoiser"), f"guided[{home}/denoiser]")

@@ -146,5 +146,8 @@ def test_shifted_denoisers_and_parts_of_a_canvas():
   base = chosen(SURE, GUESS)
   np.testing.assert_array_equal(chosen(shifted, np.roll(GUESS, -1, 0)), base)
   assert (base != MASK).all() and len(np.unique(base, axis=0)) > 3
-  with pytest.raises(ValueError, match=r"accepted is caches\.none"):
+  with pytest.raises(
+    ValueError,
+    match=(r"`cache` must be none for a reweighted denoiser, which weighs whole texts\."),
+  ):
     SURE.evaluate((), tokens, position, seen, ())

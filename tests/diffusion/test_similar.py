@@ -217,5 +217,10 @@ def test_what_it_cannot_look_into_is_refused():
     with pytest.raises(ValueError, match=r"denoiser\.pieces=None"):
       caches.similar(network, W)
   for bad in ({"prompt_every": 0}, {"answer_every": 0}, {"ratio": 1.5}, {"answers": 0}):
-    with pytest.raises(ValueError, match="accepted are"):
+    with pytest.raises(
+      ValueError,
+      match=(
+        r"`prompt_every` and `answer_every` must be at least 1, .* got \d+, \d+, [\d.]+ and \w+"
+      ),
+    ):
       caches.similar(denoiser(CONFIG, MASK), W, **bad)

@@ -318,9 +318,14 @@ def test_the_marginal_rule_finds_its_rate_by_itself():
 @pytest.mark.parametrize(
   ("build", "words"),
   [
-    (lambda: constant(-1), "length=-1"), (lambda: heuristic(0), "length=0"),
+    (lambda: constant(-1),
+     r"`length` must be at least 0 draft tokens, got -1\."), (lambda: heuristic(0),
+     r"`length` must be between 1 and longest=20 draft tokens, got 0\."),
     (lambda: heuristic(9, 8), "longest=8"), (lambda: specdecpp(shortest=9, longest=8), "longest=8"),
-    (lambda: marginal(0.0, 0.0), "draft_cost=0.0"), (lambda: marginal(-1.0, 2.0), "draft_cost=-1"),
+    (lambda: marginal(0.0, 0.0),
+     r"`draft_cost` and `node_cost` must be at least 0 and not both 0, got 0\.0 and "
+     r"0\.0\."), (lambda: marginal(-1.0, 2.0),
+     r"`draft_cost` and `node_cost` must be at least 0 and not both 0, got -1\.0 and 2\.0\."),
   ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(build, words):

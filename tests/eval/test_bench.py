@@ -150,15 +150,21 @@ def test_our_questions_fit_the_template(model):
 @pytest.mark.parametrize(
   ("line", "message"),
   [
-    ('{"text": "x"}', "record 2: no prompt among the keys text; accepted: prompt"),
+    (
+      '{"text": "x"}',
+      r"record 2: a line must have one of prompt \(text\), tokens.*got the keys text\.",
+    ),
     ("[1]", "record 2 is not an object"),
     ("{", "record 2 is not JSON"),
     ('{"prompt": ""}', "record 2: prompt is empty"),
     ('{"tokens": []}', "record 2: prompt is empty"),
-    ('{"tokens": [1, "2"]}', r"record 2: tokens=\[1, '2'\]"),
-    ('{"tokens": [1, 100000]}', r"record 2: prompt\[1\]=100000"),
-    ('{"question": 3}', "record 2: question=3: accepted is text"),
-    ('{"turns": []}', "record 2: no prompt among"),
+    ('{"tokens": [1, "2"]}', r"`tokens` must be a list of ids, got \[1, '2'\]\."),
+    ('{"tokens": [1, 100000]}', r"`prompt\[1\]` must be between 0 and 299, got 100000\."),
+    ('{"question": 3}', r"`question` must be text, got 3\."),
+    (
+      '{"turns": []}',
+      r"record 2: a line must have one of prompt \(text\), tokens.*got the keys turns\.",
+    ),
   ],
 )
 def test_a_bad_line_is_named(model, tmp_path, line, message):
@@ -171,7 +177,9 @@ def test_a_bad_line_is_named(model, tmp_path, line, message):
 def test_a_long_prompt_is_found_before_decoding(model, tmp_path):
   path = tmp_path / "long.jsonl"
   path.write_text(json.dumps({"tokens": [1]}) + "\n" + json.dumps({"tokens": [1] * 250}) + "\n")
-  with pytest.raises(ValueError, match=r"record 2: prompt has 250 tokens and max_new_tokens=8"):
+  with pytest.raises(
+    ValueError, match=(r"`max_new_tokens` must be together at most 256, the.*got 250 and 8\.")
+  ):
     prompts.read(str(path), model, 8)
   assert len(prompts.read(str(path), model, 8, limit=1)) == 1
 
@@ -179,15 +187,27 @@ def test_a_long_prompt_is_found_before_decoding(model, tmp_path):
 @pytest.mark.parametrize(
   ("change", "message"),
   [
-    ({"drafters": ("prompt_lookup:16",)}, "'prompt_lookup:16': accepted is NAME, NAME-NUMBER"),
+    (
+      {"drafters": ("prompt_lookup:16",)},
+      r"`drafter` must be NAME, NAME-NUMBER or.*got 'prompt_lookup:16'\.",
+    ),
     ({"drafters": ("none-4",)}, "none takes no number"),
-    ({"drafters": ("prompt_lookup", "prompt_lookup-8")}, "twice"),
-    ({"drafters": ("prompt_lookup", "prompt_lookup")}, "twice"),
-    ({"drafters": ("oracle",)}, "drafter='oracle'"),
-    ({"repeats": 0}, "repeats=0"),
-    ({"limit": 0}, "limit=0"),
-    ({"max_new_tokens": 0}, "max_new_tokens=0"),
-    ({"batch": 0}, "batch=0"),
+    (
+      {"drafters": ("prompt_lookup", "prompt_lookup-8")},
+      "must name each method once, got prompt_lookup p",
+    ),
+    (
+      {"drafters": ("prompt_lookup", "prompt_lookup")},
+      "must name each method once, got prompt_lookup p",
+    ),
+    (
+      {"drafters": ("oracle",)},
+      r"`drafter` must be one of none, prompt_lookup, draft_model.*got 'oracle'\.",
+    ),
+    ({"repeats": 0}, r"`repeats` must be between 1 and 2147483647, got 0\."),
+    ({"limit": 0}, r"`limit` must be between 1 and 2147483647, got 0\."),
+    ({"max_new_tokens": 0}, r"`max_new_tokens` must be between 1 and 2147483647, got 0\."),
+    ({"batch": 0}, r"`batch` must be between 1 and 65536, got 0\."),
     ({"verifier": "token", "drafters": ("prompt_lookup",)}, "not exact for drafter"),
   ],
 )

@@ -132,5 +132,5 @@ def test_the_whole_follows_from_two_numbers_of_layers():
 
 @pytest.mark.parametrize("layers", [(2, 1), (1, 1), (0, 1)])
 def test_layers_rise(layers):
-  with pytest.raises(ValueError, match="accepted are rising numbers from 1 on"):
+  with pytest.raises(ValueError, match="`layers` must be rising numbers of at least 1, got "):
     compiled.check_layers(layers)

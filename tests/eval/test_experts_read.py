@@ -66,9 +66,17 @@ def test_chance():
 @pytest.mark.parametrize(
   ("config", "nodes", "words"),
   [
-    (SMALL, [1], "experts=None: accepted is a model whose MLPs"),
-    (NETWORKS["softmax"], [0], "nodes=0: accepted"),
-    (NETWORKS["softmax"], [10], "nodes=10: accepted"),
+    (SMALL, [1], r"`experts` must be a model whose MLPs are mixtures of experts, got None\."),
+    (
+      NETWORKS["softmax"],
+      [0],
+      r"`nodes` must be between 1 and 9 \(tokens of the longest text\), got 0\.",
+    ),
+    (
+      NETWORKS["softmax"],
+      [10],
+      r"`nodes` must be between 1 and 9 \(tokens of the longest text\), got 10\.",
+    ),
   ],
 )
 def test_what_is_refused(config, nodes, words):

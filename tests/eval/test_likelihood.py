@@ -118,8 +118,10 @@ def test_one_token_is_known_after_one_pass(denoiser):
 
 @pytest.mark.parametrize(
   ("pairs", "message"),
-  [([([], [1])], "context"), ([([1], [])], "length of the continuation=0"),
-   ([([1], [1] * 9999)], "length of the continuation=9999")],
+  [([([], [1])], "context"), ([([1], [])],
+   r"pairs\[0\]: length of the continuation must be between 1 and 383, got 0\."),
+   ([([1], [1] * 9999)],
+    r"pairs\[0\]: length of the continuation must be between 1 and 383, got 9999\.")],
 )  # fmt: skip
 def test_what_cannot_be_scored_is_refused(causal, pairs, message):
   with pytest.raises(ValueError, match=message):

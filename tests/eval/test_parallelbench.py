@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from sentences import says
 
 from specjax.cli.main import main
 from specjax.data import lists
@@ -75,11 +76,14 @@ def test_a_run_writes_what_it_measured(list_denoiser, tmp_path):
 @pytest.mark.parametrize(
   ("label", "problem"),
   [
-    ("threshold/quick", "policy/quick: accepted after policy/ are fixed, adaptive, none, dual"),
+    (
+      "threshold/quick",
+      "policy/quick: after policy/ may follow fixed, adaptive, none, dual, vicinity,",
+    ),
     ("entropy_threshold/student", "-student' is not in the zoo; `python -m specjax.train.distill`"),
     ("learned", "-filter' is not in the zoo; `python -m specjax.train.filter`"),
-    ("sure", "policy='sure': accepted are random"),
-    ("threshold:0.9", "accepted is NAME, NAME-NUMBER"),
+    ("sure", r"`policy` must be one of random, confidence, margin.*got 'sure'\."),
+    ("threshold:0.9", r"`policy` must be NAME, NAME-NUMBER or.*got 'threshold:0\.9'\."),
   ],
 )
 def test_other_labels_are_refused(list_denoiser, label, problem):
@@ -95,7 +99,9 @@ def test_denoise_prints_json(list_denoiser, capsys):
   assert (
     main(["denoise", "--model", list_denoiser, "--prompt", "copy : Ada =", "--policy", "x"]) == 2
   )
-  assert "policy='x': accepted are random" in capsys.readouterr().err
+  assert says(
+    capsys.readouterr().err, "`policy` must be one of random, confidence, margin .. got 'x'."
+  )
 
 
 @pytest.mark.slow

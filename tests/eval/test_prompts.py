@@ -52,20 +52,23 @@ def test_questions_and_conversations_are_in_the_template(tmp_path, record, given
 @pytest.mark.parametrize(
   ("record", "words"),
   [
-    ({"messages": "hello"}, "messages='hello': accepted is a list of turns"),
-    ({"messages": []}, "messages=[]: accepted is a list of one turn at least"),
+    ({"messages": "hello"}, "`messages` must be a list of turns, got 'hello'."),
+    ({"messages": []}, "`messages` must be a list of one turn at least, got []."),
     (
       {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]},
-      "tools=[{'type': 'function'}]: accepted is a record without it",
+      "`tools` must be left out, for no template here is given tools, got [{'type': 'function'}].",
     ),
     (
       {"messages": [{"role": "assistant", "content": "a", "weight": 0}]},
-      "messages[0]: weight=0: accepted is 1",
+      "messages[0]: `weight` must be 1, for every answer is learned alike, got 0.",
     ),
-    ({"messages": None}, "messages=None: accepted is a list of turns"),
-    ({"messages": ["hello"]}, "messages[0]='hello': accepted is an object with the texts role and"),
+    ({"messages": None}, "`messages` must be a list of turns, got None."),
+    (
+      {"messages": ["hello"]},
+      "`messages[0]` must be an object with the texts role and content, got 'hello'.",
+    ),
     ({"messages": [USER, {"role": "user"}]}, "messages[1] lacks 'content'"),
-    ({"messages": [USER | {"content": 7}]}, "messages[0]: content=7: accepted is text"),
+    ({"messages": [USER | {"content": 7}]}, "messages[0]: `content` must be text, got 7."),
     ({"messages": [SAID]}, "a list with a turn that is not the assistant's"),
     ({"messages": [USER | {"role": "tool"}]}, "role='tool': this template has turns of user"),
     ({"conversations": [{"from": "human"}]}, "conversations[0] lacks 'value'"),

@@ -81,8 +81,12 @@ def test_what_adds_nothing_is_skipped(model, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("change, words", [
-  ({"drafters": ("medusa",)}, "drafters='medusa'"), ({"temperature": 1.0}, "temperature=1"),
-  ({"tries": 0}, "tries=0"), ({"max_new_tokens": 9}, "max_new_tokens=9"),
+  ({"drafters": ("medusa",)},
+   "`drafters` must be self_speculative and `temperature` 0 for.*got 'medusa' and "
+   r"0\."), ({"temperature": 1.0},
+   r"`temperature` 0 for method='skipped_layers', got 'self_speculative' and 1\."),
+  ({"tries": 0}, r"`tries` must be between 8 and 2147483647, got 0\."), ({"max_new_tokens": 9},
+   r"`max_new_tokens` must be between 33 and 2147483647, got 9\."),
 ])  # fmt: skip
 def test_other_searches_are_refused(model, tmp_path, change, words):
   config = Tune(**{"drafters": ("self_speculative",), "method": "skipped_layers"} | change)

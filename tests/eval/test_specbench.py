@@ -77,7 +77,9 @@ def untimed(directory) -> list[Answer]:
 
 def test_without_a_file_one_sentence_says_where_to_get_it(model, small, tmp_path, monkeypatch):
   monkeypatch.setattr(spec_bench, "LOCAL", tmp_path / "none.jsonl")
-  with pytest.raises(ValueError, match=r"prompts=None: .*question\.jsonl.*hemingkx/Spec-Bench"):
+  with pytest.raises(
+    ValueError, match=(r"`prompts` must be Spec-Bench's question\.jsonl, which lies.*got None\.")
+  ):
     specbench.run(model, dataclasses.replace(small, prompts=None), tmp_path / "out")
 
 

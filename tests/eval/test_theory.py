@@ -343,12 +343,28 @@ def test_expected_speed_up():
 @pytest.mark.parametrize(
   ("call", "message"),
   [
-    (lambda: theory.optimal_acceptance(P, Q, 2, "k_seq"), "how='k_seq': known are iid, without_"),
-    (lambda: theory.acceptance(P, Q, 2, "block"), "rule='block': known are .*k_seq"),
-    (lambda: theory.optimal_acceptance(P, Q, 0, "iid"), "count=0"),
-    (lambda: theory.acceptance(P, Q, 0, "deterministic"), "count=0"),
+    (
+      lambda: theory.optimal_acceptance(P, Q, 2, "k_seq"),
+      r"`how` must be one of iid, without_replacement, mixed, deterministic, got 'k_seq'\.",
+    ),
+    (
+      lambda: theory.acceptance(P, Q, 2, "block"),
+      "`rule` must be one of iid, without_replacement, mixed, deterministic, k_seq, got "
+      r"'block'\.",
+    ),
+    (
+      lambda: theory.optimal_acceptance(P, Q, 0, "iid"),
+      r"`count` must be at least 1, as a node needs a sibling, got 0\.",
+    ),
+    (
+      lambda: theory.acceptance(P, Q, 0, "deterministic"),
+      r"`count` must be at least 1, as a node needs a sibling, got 0\.",
+    ),
     (lambda: theory.acceptance(P, Q, 10, "without_replacement"), r"4\*\*10 ordered drafts"),
-    (lambda: theory.tree_length(P, Q, (2, 0), "iid"), "count=0"),
+    (
+      lambda: theory.tree_length(P, Q, (2, 0), "iid"),
+      r"`count` must be at least 1, as a node needs a sibling, got 0\.",
+    ),
     (lambda: theory.block_length(*tables(1, 50), 10), "multisets of 10 tokens out of 50"),
   ],
 )

@@ -337,8 +337,14 @@ def test_a_benchmark_takes_a_tree_by_name(model, head):
     (f"{name}/dynamic-6,depth=2", "tree='dynamic-6,depth=2': it needs beam"),
     (f"{name}/tree[no_such.json]", "'no_such.json' cannot be read"),
     (f"{name}/dynamic-6,depth=5,beam=3", "tree is 5 deep: the head guesses 2"),
-    ("medusa:dynamic-6,depth=2,beam=3", "accepted is NAME, NAME-NUMBER"),
-    ("prompt_lookup/dynamic-6,depth=2,beam=3", "accepted after prompt_lookup/ are none"),
+    (
+      "medusa:dynamic-6,depth=2,beam=3",
+      r"`drafter` must be NAME, NAME-NUMBER or.*got 'medusa:dynamic-6,depth=2,beam=3'\.",
+    ),
+    (
+      "prompt_lookup/dynamic-6,depth=2,beam=3",
+      r"prompt_lookup/dynamic: after prompt_lookup/ may follow none\.",
+    ),
   ):
     with pytest.raises(ValueError, match=message):
       bench.make_decoder(model, label, config)
@@ -347,20 +353,36 @@ def test_a_benchmark_takes_a_tree_by_name(model, head):
 @pytest.mark.parametrize(
   ("change", "message"),
   [
-    ({"drafters": ("no_such",)}, "drafter='no_such'"),
+    (
+      {"drafters": ("no_such",)},
+      r"`drafter` must be one of none, prompt_lookup, draft_model.*got 'no_such'\.",
+    ),
     ({"drafters": ("rest",)}, "rest: it needs a datastore"),
-    ({"drafters": ("none",)}, "drafters='none': accepted is one or more, each once; none is alw"),
-    ({"drafters": ()}, "drafters='': accepted is one or more"),
+    (
+      {"drafters": ("none",)},
+      r"`drafters` must be one or more names, each once \(none is always there\), got "
+      r"'none'\.",
+    ),
+    (
+      {"drafters": ()},
+      r"`drafters` must be one or more names, each once \(none is always there\), got ''\.",
+    ),
     ({"drafters": ("eagle[HEAD]",)}, "is a head of medusa"),
     ({"drafters": ("medusa[no_such]",)}, "'no_such' is no directory"),
-    ({"repeats": 0}, "repeats=0"),
-    ({"batch": 0}, "batch=0"),
-    ({"decode": 0}, "decode=0"),
+    ({"repeats": 0}, r"`repeats` must be between 1 and 2147483647, got 0\."),
+    ({"batch": 0}, r"`batch` must be between 1 and 65536, got 0\."),
+    ({"decode": 0}, r"`decode` must be between 1 and 2147483647, got 0\."),
     ({"max_new_tokens": 127}, "together at most 128"),
-    ({"temperature": -0.5}, "temperature=-0.5"),
-    ({"method": "sequoia", "temperature": 1.0, "drafters": ("jacobi",)}, "are heads and draft"),
-    ({"method": "sequoia"}, "temperature=0.0: accepted is more than 0 for method='sequoia'"),
-    ({"method": "sequoia", "temperature": 1.0}, "has 3: accepted are more than the 8"),
+    ({"temperature": -0.5}, r"`temperature` must be at least 0, got -0\.5\."),
+    (
+      {"method": "sequoia", "temperature": 1.0, "drafters": ("jacobi",)},
+      r"`drafter` must be a head or draft_model, without numbers.*got 'jacobi'\.",
+    ),
+    ({"method": "sequoia"}, r"`temperature` must be above 0 for method='sequoia', got 0\.0\."),
+    (
+      {"method": "sequoia", "temperature": 1.0},
+      "`prompts` must hold more than the 8 questions on which acceptance is measured, got 3 in",
+    ),
     ({"method": "sequoia", "temperature": 1.0, "drafters": ("draft_model",)}, "it needs a model"),
   ],
 )

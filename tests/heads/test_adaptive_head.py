@@ -126,11 +126,11 @@ def test_texts_are_those_of_plain_decoding(name, tmp_path):
   [
     (
       "hidden_transfer/adaedl",
-      "guesses in the pass that verifies: accepted before a draft length "
-      "are heads without pseudo rows or a blank",
+      "`head` must have no pseudo rows and no blank before a draft.*got 'hidden_transfer' "
+      r"guesses in the pass that verifies\.",
     ),
     ("eagle/adaedl/dynamic-6,depth=3,beam=2", "a draft length ends a chain, without a tree"),
-    ("prompt_lookup/adaedl", "accepted after prompt_lookup/ are none"),
+    ("prompt_lookup/adaedl", r"prompt_lookup/adaedl: after prompt_lookup/ may follow none\."),
     ("eagle/specdecpp", "specdecpp: it needs an acceptance head"),
   ],
 )

@@ -112,5 +112,8 @@ def test_the_published_formulas(name):
 
 def test_layers_that_the_target_lacks_are_refused():
   assert dflash(target(MODEL), DFlashConfig()).hidden_layers == (1, 2, 3)
-  with pytest.raises(ValueError, match="accepted are layers 0 to 4"):
+  with pytest.raises(
+    ValueError,
+    match=(r"`hidden_layers` must be between 0 and 4, the target's layers, got \(5,\)\."),
+  ):
     dflash(target(MODEL), DFlashConfig(hidden_layers=(5,)))

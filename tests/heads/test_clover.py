@@ -252,5 +252,7 @@ def test_clover2_without_noise_stands_still():
 
 
 def test_a_width_that_heads_do_not_divide_is_refused():
-  with pytest.raises(ValueError, match="width=8 must be a multiple of heads=3 for clover2"):
+  with pytest.raises(
+    ValueError, match=(r"`width` must be a multiple of heads=3 for clover2, got 8\.")
+  ):
     clover2(target(dataclasses.replace(MODEL, heads=3, kv_heads=1)), Clover2Config())

@@ -401,16 +401,20 @@ BAD_COUNTS = [(1, 1), (1, 1, 1, 1), (0, 1, 1), (1, 2, 1), (1, -1, 1)]
 
 @pytest.mark.parametrize("counts", BAD_COUNTS)
 def test_counts_that_do_not_fit_are_refused(counts):
-  with pytest.raises(ValueError, match="accepted are 3 numbers of 0 to 1, the first at least 1"):
+  with pytest.raises(
+    ValueError, match=r"`counts` must be 3 numbers between 0 and 1, the first at least 1.*got "
+  ):
     drafting.drafter(ppd(target(MODEL), PPDConfig()), ((0,), (1,)), counts)
 
 
 @pytest.mark.parametrize("layers", [(1,), (1, 1, 1, 1), (1, 1, 4), (-1, 1, 1)])
 def test_layers_that_do_not_fit_are_refused(layers):
-  with pytest.raises(ValueError, match=r"accepted are \(\), or depth=3 layers of 0 to 3"):
+  with pytest.raises(
+    ValueError, match=r"`layers` must be \(\) or depth=3 layers between 0 and 3, got "
+  ):
     hidden_transfer(target(MODEL), HiddenTransferConfig(layers=layers))
 
 
 def test_an_ensemble_of_nothing_is_refused():
-  with pytest.raises(ValueError, match="ensemble=0: accepted is a whole number from 1"):
+  with pytest.raises(ValueError, match=r"`ensemble` must be between 1 and 2147483647, got 0\."):
     ppd(target(MODEL), PPDConfig(ensemble=0))

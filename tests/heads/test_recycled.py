@@ -73,7 +73,9 @@ def test_its_memory_is_that_of_token_recycling():
 @pytest.mark.parametrize("rescored", [recycled, ngram, lambda made: local(made, TARGET)])
 def test_heads_that_guess_otherwise_are_refused(rescored, name):
   build, config = HEADS[name]
-  with pytest.raises(ValueError, match=f"head='{name}': .* from the target's newest state alone"):
+  with pytest.raises(
+    ValueError, match=f"`head` must .* from the target's newest state alone.*'{name}'"
+  ):
     rescored(build(TARGET, config()))
 
 

@@ -115,8 +115,8 @@ def test_parts_of_a_prefix_merge_and_say_who_served_them():
 @pytest.mark.parametrize(
   ("change", "problem"),
   [
-    ({"prefix": np.zeros(3, np.int32)}, r"prefix.shape=\(3,\): accepted is \(2,\)"),
-    ({"prefix": np.ones((2, 3), bool)}, r"prefix.shape=\(2, 3\): accepted is \(2, 128\)"),
+    ({"prefix": np.zeros(3, np.int32)}, r"`prefix\.shape` must be \(2,\), got \(3,\)\."),
+    ({"prefix": np.ones((2, 3), bool)}, r"`prefix\.shape` must be \(2, 128\), got \(2, 3\)\."),
     ({"implementation": "pallas_tpu"}, "the platform is cpu, not tpu"),
   ],
 )

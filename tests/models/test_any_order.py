@@ -93,5 +93,7 @@ def test_the_loop_decodes_what_a_pass_per_slot_decodes():
 
 
 def test_networks_that_cannot_see_both_sides_are_refused():
-  with pytest.raises(ValueError, match="accepted is causal=False"):
+  with pytest.raises(
+    ValueError, match=(r"`causal` must be False for a denoiser, which sees both sides, got True\.")
+  ):
     any_order(Config(**{**vars(CONFIG), "causal": True}), MASK)

@@ -240,15 +240,35 @@ def test_drafts_over_a_small_cache_change_no_token(name):
 @pytest.mark.parametrize(
   ("arguments", "words"),
   [
-    ({"cache": "gear-3"}, "2 or 4 bits"),
-    ({"cache": "mustafar-1"}, "0 or more, and below 1"),
-    ({"cache": "keyformer-0"}, "0 < share <= 1"),
-    ({"cache": "sinks-1,recent=0"}, "1 recent row or more"),
-    ({"cache": "token_select-0"}, "1 or more"),
-    ({"cache": "actqkv-0"}, "1 block or more"),
-    ({"cache": "int8-0"}, "1 row or more"),
-    ({"cache": "zip"}, "accepted are int8"),
-    ({"cache": "int8", "drafter": "layerskip-4,exit=2"}, "do not read the target's cache"),
+    (
+      {"cache": "gear-3"},
+      r"`bits` must be 2 or 4, `rank` at least 1, and `outliers` at.*got 3, 4 and 0\.02\.",
+    ),
+    ({"cache": "mustafar-1"}, r"`sparsity` must be at least 0 and below 1, got 1\.0\."),
+    (
+      {"cache": "keyformer-0"},
+      r"`share` must be above 0 and at most 1, `recent` at least 0.*got 0\.0, 0\.3 and "
+      r"1\.0\.",
+    ),
+    (
+      {"cache": "sinks-1,recent=0"},
+      r"`first` must be at least 0 rows and `recent` at least 1, got 1 and 0\.",
+    ),
+    (
+      {"cache": "token_select-0"},
+      "`count` must be at least 1, and `first` and `recent` at least 0, got 0, 128 and "
+      r"512\.",
+    ),
+    (
+      {"cache": "actqkv-0"},
+      r"`least` must be at least 1 block, and `more`, `first` and.*got 0, 14, 128 and 512\.",
+    ),
+    ({"cache": "int8-0"}, r"`rows` must be at least 1 row in a block, got 0\."),
+    ({"cache": "zip"}, r"`cache` must be one of int8, gear, mustafar, keyformer.*got 'zip'\."),
+    (
+      {"cache": "int8", "drafter": "layerskip-4,exit=2"},
+      "cache must be dense for a drafter that reads it",
+    ),
     ({"cache": "int8", "drafter": "self_speculative-4/int8"}, "is dense"),
   ],
 )

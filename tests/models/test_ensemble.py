@@ -98,8 +98,8 @@ def test_it_drafts_without_loss(drafter, rule):
 @pytest.mark.parametrize(
   ("arguments", "words"),
   [
-    ((TABLE, table_model(4), 0.5), "vocab_size=3 and 4: an ensemble needs one vocabulary"),
-    ((TABLE, TABLE, 1.5), "weight=1.5: accepted is a finite number"),
+    ((TABLE, table_model(4), 0.5), r"`vocab_size`, got 3 and 4\."),
+    ((TABLE, TABLE, 1.5), r"`weight` must be between 0 and 1, got 1\.5\."),
   ],
 )
 def test_impossible_pairs_are_refused(arguments, words):
@@ -108,5 +108,11 @@ def test_impossible_pairs_are_refused(arguments, words):
 
 
 def test_it_has_no_layers_to_tap():
-  with pytest.raises(ValueError, match=r"hidden_layers=\(1,\): an ensemble has no layers"):
+  with pytest.raises(
+    ValueError,
+    match=(
+      r"`hidden_layers` must be \(\) for an ensemble, which has no layers of its own, got "
+      r"\(1,\)\."
+    ),
+  ):
     ensemble(TABLE, TABLE).prefill(TABLES, None, None, 4, hidden_layers=(1,))

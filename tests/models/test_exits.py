@@ -208,8 +208,9 @@ def test_one_drafter_serves_two_targets(tmp_path):
 
 @pytest.mark.parametrize(
   ("arguments", "words"),
-  [((1.5,), "least=1.5: accepted is"), ((0.5, L), "every=6: accepted is 1 to 5"),
-   ((0.5, 0), "every=0: accepted is 1 to 5")],
+  [((1.5,), r"`least` must be between 0 and 1, got 1\.5\."), ((0.5, L),
+   r"`every` must be between 1 and 5, so that a model of 6.*got 6\."),
+   ((0.5, 0), r"`every` must be between 1 and 5, so that a model of 6.*got 0\.")],
 )  # fmt: skip
 def test_impossible_exits_are_refused(arguments, words):
   with pytest.raises(ValueError, match=words):
@@ -217,5 +218,11 @@ def test_impossible_exits_are_refused(arguments, words):
 
 
 def test_it_has_no_layers_to_tap():
-  with pytest.raises(ValueError, match=r"hidden_layers=\(1,\): a model with exits shows no layers"):
+  with pytest.raises(
+    ValueError,
+    match=(
+      r"`hidden_layers` must be \(\) for a model with exits, which shows no layers, got "
+      r"\(1,\)\."
+    ),
+  ):
     sorted_exits(LM).prefill(PARAMS, None, None, 4, hidden_layers=(1,))

@@ -84,7 +84,18 @@ def test_it_is_loaded_decoded_and_drafted_for_by_name(directory):
 
 def test_what_it_does_not_show_is_named(directory):
   model = specjax.load(str(directory))
-  with pytest.raises(ValueError, match="StatesTarget: accepted for the head eagle is a Layered"):
+  with pytest.raises(
+    ValueError,
+    match=(
+      "the target of the head eagle must be a LayeredTarget, which.*got one of type "
+      r"StatesTarget\."
+    ),
+  ):
     built(eagle, model.target, EagleConfig())
-  with pytest.raises(ValueError, match="StatesTarget: accepted for layerskip is a LayeredTarget,"):
+  with pytest.raises(
+    ValueError,
+    match=(
+      r"the target of layerskip must be a LayeredTarget, which.*got one of type StatesTarget\."
+    ),
+  ):
     layerskip(model.target)

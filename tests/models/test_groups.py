@@ -135,5 +135,5 @@ def test_a_network_in_4_bits_is_that_of_its_values_also_on_a_mesh(mesh):
 
 @pytest.mark.parametrize("shape", [(4, 40), (2, 4, 64)])
 def test_what_does_not_lie_in_groups_is_refused(shape):
-  with pytest.raises(ValueError, match="weights='int4': accepted is one for a matrix "):
+  with pytest.raises(ValueError, match=r"`weights` must be one for a matrix .*, got 'int4'"):
     parameter(np.zeros(shape, np.float32), jnp.float32, "int4")

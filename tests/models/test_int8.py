@@ -154,9 +154,9 @@ def test_load_in_8_bits(directory):
 
 def test_a_bad_value_is_one_sentence(directory):
   accepted = "one of float, bfloat16, int8, int4, native"
-  with pytest.raises(ValueError, match=rf"^weights='int3': accepted is {accepted}\.$"):
+  with pytest.raises(ValueError, match=rf"^`weights` must be {accepted}, got 'int3'\.$"):
     specjax.load(directory, weights="int3")
-  with pytest.raises(ValueError, match=r"^weights='native': accepted is"):
+  with pytest.raises(ValueError, match=r"^`weights` must be .* without a GGUF file, got 'native'"):
     specjax.load(directory, weights="native")
 
 

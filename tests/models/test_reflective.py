@@ -159,10 +159,10 @@ def test_the_cache_holds_what_the_plain_target_would():
 @pytest.mark.parametrize(
   ("prompt", "weight", "words"),
   [
-    ((), 0.3, r"prompt=\(\): accepted is one token id or more\."),
-    ((1, 32), 0.3, r"prompt\[1\]=32: accepted is a whole number from 0 to 31\."),
-    ((1,), 1.5, r"weight=1\.5: accepted is a finite number"),
-    ((1,), float("nan"), r"weight=nan: accepted is a finite number"),
+    ((), 0.3, r"`prompt` must be at least one token id, got \(\)\."),
+    ((1, 32), 0.3, r"`prompt\[1\]` must be between 0 and 31, got 32\."),
+    ((1,), 1.5, r"`weight` must be between 0 and 1, got 1\.5\."),
+    ((1,), float("nan"), r"`weight` must be a finite number between 0 and 1, got nan\."),
   ],
 )
 def test_nonsense_is_refused(prompt, weight, words):

@@ -207,9 +207,16 @@ def test_all_layers_are_the_whole_model(model):
 @pytest.mark.parametrize(
   ("name", "words"),
   [
-    ("skip_decode-5", "0 <= first <= least layers"), ("skip_decode-2,span=0", "1 <= span"),
-    ("first", "it needs trained routers"), ("first-2[{}]", "accepted is 0 to 1"),
-    ("none", "accepted are skip_decode, first, duo"), ("skip_decode[x]", "takes nothing in brack"),
+    ("skip_decode-5",
+     "`first` must be between 0 and `least`, `least` between 1.*got first=1, least=5 and "
+     r"span=128\."), ("skip_decode-2,span=0",
+     "`first` must be between 0 and `least`, `least` between 1.*got first=1, least=2 and "
+     r"span=0\."),
+    ("first", "it needs trained routers"), ("first-2[{}]",
+     r"`threshold` must be between 0 and 1, got 2\.0\."),
+    ("none",
+     "`skipping` must be one of skip_decode, first, duo, got "
+     r"'none'\."), ("skip_decode[x]", "takes nothing in brack"),
     ("duo", "it needs trained routers, duo.DIRECTORY., see specjax.train.duo"),
     ("duo[{}]", "lacks skipping='duo'"), ("first[{}/duo]", "lacks skipping='first'"),
     ("duo-0-1[{}/duo]", "duo takes price=0.0"),
@@ -222,15 +229,24 @@ def test_what_cannot_be_is_refused(model, name, words):
 
 def test_what_does_not_go_together_is_refused(model, tmp_path):
   own = model("skip_decode-2,span=30,first=0")
-  with pytest.raises(ValueError, match="accepted for a conversation"):
+  with pytest.raises(
+    ValueError,
+    match=(
+      r"`model` must have no skipping in a conversation, got 'skip_decode-2,span=30,first=0'\."
+    ),
+  ):
     Conversation(Decoder(own))
-  with pytest.raises(ValueError, match="a model without skipping"):
+  with pytest.raises(
+    ValueError, match=(r"`cache` must be dense for a model that skips layers, got 'int8'\.")
+  ):
     Decoder(own, cache="int8")
-  with pytest.raises(ValueError, match="do not read the target's cache"):
+  with pytest.raises(ValueError, match="cache must be dense for a drafter that reads it"):
     Decoder(own, "layerskip-4,exit=2")(PROMPTS, 4)
-  with pytest.raises(ValueError, match="accepted for causal models"):
+  with pytest.raises(
+    ValueError, match=r"`skipping` must be None for a model that has a sliding window.*, got 'skip"
+  ):
     load("lists-3m", skipping="skip_decode-1")
-  with pytest.raises(ValueError, match="accepted are weights='float' and mesh=None"):
+  with pytest.raises(ValueError, match="`weights` must be 'float' and `mesh` None"):
     routers.save(tmp_path, UPDATES, OF_LAYERS, base="random")
     load(weights="int8", skipping=f"first[{tmp_path}]")
   with pytest.raises(ValueError, match="lacks tensor layer_4"):
@@ -241,9 +257,11 @@ def test_small_mlps_fit_one_model(tmp_path):
   small_mlps.save(tmp_path, SMALL_MLPS, base="random")
   with pytest.raises(ValueError, match="lacks tensor layer_4"):
     load(skipping=f"duo[{tmp_path}]")
-  with pytest.raises(ValueError, match="accepted is a model without experts"):
+  with pytest.raises(
+    ValueError, match=("the target of small MLPs must be a model without experts: small MLPs stand")
+  ):
     small_mlps.load(tmp_path, dataclasses.replace(CONFIG, experts=Experts(2, 1, 8)), PARAMS)
-  with pytest.raises(ValueError, match="price=-1: accepted is 0 or more"):
+  with pytest.raises(ValueError, match=r"`price` must be at least 0, got -1\."):
     duo(L, -1)
 
 

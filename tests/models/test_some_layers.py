@@ -166,12 +166,17 @@ def test_a_sliding_window_is_refused():
   own = target(dataclasses.replace(CONFIG, window=4))
   tokens, _, position, mask = fresh()
   x = own.embed(weights(CONFIG), tokens)
-  with pytest.raises(ValueError, match="window=4"):
+  with pytest.raises(
+    ValueError, match=(r"`window` must be None for drafts by a model's own layers, got 4\.")
+  ):
     own.run_some(weights(CONFIG), x, position, mask, None, jnp.ones((L, 2), bool))
 
 
 def test_a_target_without_layers_says_so():
   own = target(CONFIG)
   bare = Target(own.vocab_size, own.prefill, own.evaluate, own.commit, own.head)
-  with pytest.raises(ValueError, match="type Target: accepted for swift is a LayeredTarget"):
+  with pytest.raises(
+    ValueError,
+    match=(r"the target of swift must be a LayeredTarget, which shows.*got one of type Target\."),
+  ):
     swift(bare)

@@ -310,7 +310,13 @@ def fingerprint(decoder) -> int:
 @pytest.mark.slow
 def test_a_text_that_is_sure_of_its_end_cannot_be_kept_from_it(home):
   model = loaded(str(home / "denoiser"))
-  with pytest.raises(ValueError, match="accepted is a denoiser without reweighted"):
+  with pytest.raises(
+    ValueError,
+    match=(
+      r"`transform` needs a denoiser that is not reweighted.*got 'end_suppressed': a reweighted "
+      r"denoiser reads whole te"
+    ),
+  ):
     DiffusionDecoder(model, f"threshold/reweighted[{home}/small]/end_suppressed[=]")
 
 

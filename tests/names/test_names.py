@@ -65,28 +65,28 @@ def test_precedence():
 @pytest.mark.parametrize(
   ("text", "problem"),
   [
-    ("", "accepted is NAME"),
-    ("Medusa", "accepted is NAME"),
-    ("medusa-", "accepted is NAME"),
-    ("medusa-x", "accepted is NAME"),
-    ("medusa--1", "accepted is NAME"),
-    ("medusa/", "accepted is NAME"),
-    ("+medusa", "accepted is NAME"),
-    ("medusa[a]b", "accepted is NAME"),
-    ("my.py:", "accepted is NAME"),
-    ("my.py", "accepted is NAME"),
+    ("", "^`drafter` must be NAME, .*, got '"),
+    ("Medusa", "^`drafter` must be NAME, .*, got '"),
+    ("medusa-", "^`drafter` must be NAME, .*, got '"),
+    ("medusa-x", "^`drafter` must be NAME, .*, got '"),
+    ("medusa--1", "^`drafter` must be NAME, .*, got '"),
+    ("medusa/", "^`drafter` must be NAME, .*, got '"),
+    ("+medusa", "^`drafter` must be NAME, .*, got '"),
+    ("medusa[a]b", "^`drafter` must be NAME, .*, got '"),
+    ("my.py:", "^`drafter` must be NAME, .*, got '"),
+    ("my.py", "^`drafter` must be NAME, .*, got '"),
     ("medusa[a", "a bracket is not closed"),
-    ("medusa:16", "accepted is NAME"),
-    ("medusa-8,", "accepted is NAME"),
-    ("medusa-8,depth", "accepted is NAME"),
-    ("medusa-8,depth=", "accepted is NAME"),
-    ("medusa-8,depth=-1", "accepted is NAME"),
-    ("medusa,depth=2-8", "accepted is NAME"),
-    ("medusa[a],depth=2", "accepted is NAME"),
+    ("medusa:16", "^`drafter` must be NAME, .*, got '"),
+    ("medusa-8,", "^`drafter` must be NAME, .*, got '"),
+    ("medusa-8,depth", "^`drafter` must be NAME, .*, got '"),
+    ("medusa-8,depth=", "^`drafter` must be NAME, .*, got '"),
+    ("medusa-8,depth=-1", "^`drafter` must be NAME, .*, got '"),
+    ("medusa,depth=2-8", "^`drafter` must be NAME, .*, got '"),
+    ("medusa[a],depth=2", "^`drafter` must be NAME, .*, got '"),
   ],
 )
 def test_what_is_no_name_is_refused(text, problem):
-  with pytest.raises(ValueError, match=f"^drafter='.*{problem}"):
+  with pytest.raises(ValueError, match=problem):
     spec.parse("drafter", text)
 
 
@@ -128,15 +128,22 @@ def test_a_name_binds_its_parameters(text, canonical, arguments):
 @pytest.mark.parametrize(
   ("text", "problem"),
   [
-    ("b-8.5", "x='b-8.5': nodes of b is a whole number"),
-    ("b-8,keep=2", "keep of b is 0 or 1"),
+    ("b-8.5", r"`nodes` must be a whole number, got 8\.5\."),
+    ("b-8,keep=2", r"`keep` must be 0 or 1, got 2\."),
     ("b-8[p]", "x='b-8\\[p\\]': b takes nothing in brackets"),
-    ("b,cut=0.5", "cut of b is a whole number"),
+    ("b,cut=0.5", r"`cut` must be a whole number, got 0\.5\."),
     ("b-1-1-1-1-1", "b takes nodes=8, least=0.5, keep=True, cut"),
-    ("b-9-1,cut=4", "accepted is one number without a name, b-9,least=1,cut=4"),
-    ("b-8,nodes=9", "x='b-8,nodes=9': nodes is given twice"),
-    ("b,leest=0.5", r"b,leest=0.5': did you mean least\? b takes nodes=8, least=0.5, keep"),
-    ("b,zzz=0.5", r"b,zzz=0.5': b takes nodes=8, least=0.5, keep=True, cut\."),
+    (
+      "b-9-1,cut=4",
+      "`x` must have one number without a name, as in b-9,least=1,cut=4, got "
+      r"'b-9-1,cut=4'\.",
+    ),
+    ("b-8,nodes=9", r"`nodes` must be given once, got 'b-8,nodes=9'\."),
+    (
+      "b,leest=0.5",
+      r"x='b,leest=0\.5': b takes nodes=8, least=0\.5, keep=True, cut, not leest \(did you",
+    ),
+    ("b,zzz=0.5", r"x='b,zzz=0\.5': b takes nodes=8, least=0\.5, keep=True, cut, not zzz\."),
   ],
 )
 def test_numbers_that_do_not_fit_are_refused(text, problem):

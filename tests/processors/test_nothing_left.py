@@ -96,7 +96,7 @@ WHOLE = {"json_schema": {"enum": ["Paris, the capital of France, where it rains 
 def test_a_budget_too_small_is_refused_before_decoding(settings):
   decoder = Decoder(MODEL, **settings)
   least = decoder.least_budget
-  message = f"max_new_tokens={least - 1}: accepted with .* is {least} or more"
+  message = f"`max_new_tokens` must be at least {least}, the tokens .*, got {least - 1}"
   calls = [
     lambda n: decoder(["It is "], n), lambda n: list(decoder.stream(["It is "], n)),
     lambda n: list(refilled(decoder, ["It is "], n)),

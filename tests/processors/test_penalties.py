@@ -120,11 +120,11 @@ def test_drafts_and_neighbours_change_no_text(temperature):
 
 @pytest.mark.parametrize(("given", "words"), [
   ("penalties-0", "repetition is above 0"),
-  ("penalties[1]", "logit_bias=1: accepted is an object of ids and numbers."),
-  ('penalties[{"x": 1}]', "a token of logit_bias='x'"),
-  ('penalties[{"999999": 1}]', "a token of logit_bias=999999"),
-  ('penalties[{"3": 101}]', "logit_bias[3]=101"),
-  ('penalties[{"3": true}]', "logit_bias[3]=True"),
+  ("penalties[1]", "`logit_bias` must be an object of ids and numbers, got 1."),
+  ('penalties[{"x": 1}]', "got 'x'."),
+  ('penalties[{"999999": 1}]', "got 999999."),
+  ('penalties[{"3": 101}]', "`logit_bias[3]` must be between -100 and 100, got 101."),
+  ('penalties[{"3": true}]', "must be a finite number between -100 and 100, got True."),
 ])  # fmt: skip
 def test_bad_penalties_are_refused(given, words):
   with pytest.raises(ValueError, match=re.escape(words)):
@@ -132,10 +132,15 @@ def test_bad_penalties_are_refused(given, words):
 
 
 def test_penalties_need_their_processor_and_no_stop_words():
-  with pytest.raises(ValueError, match=r"penalties: accepted by a decoder with processors="):
+  with pytest.raises(
+    ValueError,
+    match=(r"`penalties` must be left out of a decoder without processors=\['penalties'\]\."),
+  ):
     Decoder(MODEL).processors_with(penalties=Penalties())
   decoder = Decoder(MODEL, processors=["penalties"], stop_words=["x"])
-  with pytest.raises(ValueError, match="min_tokens=3: accepted is only 0 beside stop words"):
+  with pytest.raises(
+    ValueError, match=(r"`min_tokens` must be 0 beside stop words of the decoder's own, got 3\.")
+  ):
     decoder.processors_with(penalties=Penalties(min_tokens=3))
 
 
@@ -145,5 +150,5 @@ def test_penalties_need_their_processor_and_no_stop_words():
 def test_bad_numbers_of_a_request_are_refused(given):
   ((name, value),) = given.items()
   decoder = Decoder(MODEL, processors=["penalties"])
-  with pytest.raises(ValueError, match=re.escape(f"{name}={value}: accepted is")):
+  with pytest.raises(ValueError, match=rf"`{name}` must be .*, got {value}\."):
     decoder.processors_with(penalties=Penalties(**given))

@@ -63,5 +63,7 @@ def test_a_sure_model_is_decoded_greedily():
   "wrong", [{"threshold": -1.0}, {"candidates": 0}, {"ahead": 0}, {"max_new_tokens": 0}]
 )
 def test_bad_numbers_are_refused(wrong):
-  with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
+  with pytest.raises(
+    ValueError, match="`{}` must be .*, got {}".format(*next(iter(wrong.items())))
+  ):
     specjax.search.adadec(MODEL, PROMPTS, **{"threshold": 1.0} | wrong)

@@ -85,7 +85,7 @@ def test_scores():
 def test_refused(decoders):
   decoder = decoders["none"]
   for wrong in ({"n": 0}, {"select": "best"}, {"n": 5, "select": "first_finish"}, {"first": -1}):
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
+    with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` must be .*, got "):
       specjax.search.best_of(decoder, PROMPTS, **wrong)
-  with pytest.raises(ValueError, match="temperature=0"):
+  with pytest.raises(ValueError, match="`temperature` must be above 0 for several samples, got 0"):
     specjax.search.best_of(specjax.Decoder(MODEL), PROMPTS)

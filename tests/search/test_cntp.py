@@ -1,6 +1,7 @@
 """Cautious next-token prediction against a loop over whole texts."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -110,5 +111,5 @@ def test_a_mark_ends_a_token_however_it_begins():
 def test_bad_numbers_are_refused(wrong):
   name, value = next(iter(wrong.items()))
   given = {"punctuation": [value]} if "[" in name else wrong
-  with pytest.raises(ValueError, match=f"{name}=".replace("[", r"\[")):
+  with pytest.raises(ValueError, match=f"`{re.escape(name)}` must be .*, got {value}"):
     specjax.search.cntp(MODEL, PROMPTS, **{"punctuation": MARKS} | given)

@@ -148,7 +148,9 @@ def test_particles_go_on_by_their_shares(weights, uniform, rows, size):
    {"allowed": None}],
 )  # fmt: skip
 def test_bad_arguments_are_refused(wrong):
-  with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
+  with pytest.raises(
+    ValueError, match="`{}` must be .*, got {}".format(*next(iter(wrong.items())))
+  ):
     specjax.search.constrained(TINY, [PROMPT], **{"allowed": allowed} | wrong)
-  with pytest.raises(ValueError, match=r"allowed\(..\)=None: accepted is true or false"):
+  with pytest.raises(ValueError, match=r"`allowed\(..\)` must be true or false, got None"):
     specjax.search.constrained(TINY, [PROMPT], lambda ids: None)

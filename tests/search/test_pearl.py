@@ -243,5 +243,7 @@ def test_the_state_is_stable_and_rows_are_independent():
 
 @pytest.mark.parametrize(("alpha", "block"), [(1.1, 3), (-0.1, 3), (0.5, 0)])
 def test_rates_that_cannot_be_are_refused(alpha, block):
-  with pytest.raises(ValueError, match=f"alpha={alpha}, block={block}"):
+  with pytest.raises(
+    ValueError, match=f"`alpha` must be between 0 and 1 .*, got {alpha} and {block}"
+  ):
     pearl.rate(alpha, block)

@@ -125,8 +125,10 @@ def test_two_devices(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ("options", "words"),
   [
-    ({"block": 0}, "block=0"), ({"batch": 0}, "batch=0"),
-    ({"regex": "a"}, "settings='regex': accepted is batch, min_p"),
+    ({"block": 0},
+     "`block` must be between 1 and 64, got "
+     r"0\."), ({"batch": 0}, r"`batch` must be between 1 and 65536, got 0\."),
+    ({"regex": "a"}, r"`settings` must be among batch, min_p, seed, stop.*got 'regex'\."),
     ({"draft": "lists-3m"}, "sees both sides of a token"),
   ],
 )  # fmt: skip

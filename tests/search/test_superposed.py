@@ -100,5 +100,7 @@ def test_one_draft_without_ngrams_is_greedy_decoding():
 @pytest.mark.parametrize("wrong", [{"drafts": 0}, {"candidates": 1}, {"alpha": 1.5},
                                    {"temperature": 0.0}, {"max_new_tokens": 0}])  # fmt: skip
 def test_bad_numbers_are_refused(wrong):
-  with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
+  with pytest.raises(
+    ValueError, match="`{}` must be .*, got {}".format(*next(iter(wrong.items())))
+  ):
     superposed(MODEL, [1, 2], STORE, **wrong)

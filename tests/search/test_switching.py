@@ -73,9 +73,11 @@ def test_a_threshold_that_is_never_reached_is_the_small_model():
   "wrong", [{"window": 0}, {"dwell": 0}, {"temperature": -1}, {"seed": -1}, {"max_new_tokens": 0}]
 )
 def test_bad_numbers_are_refused(wrong):
-  with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
+  with pytest.raises(
+    ValueError, match="`{}` must be .*, got {}".format(*next(iter(wrong.items())))
+  ):
     specjax.search.switching(SMALL, MODEL, PROMPTS, 1.0, **wrong)
-  with pytest.raises(ValueError, match="threshold="):
+  with pytest.raises(ValueError, match="`threshold` must be at least 0, got "):
     specjax.search.switching(SMALL, MODEL, PROMPTS, -1.0)
   other = random_model(dataclasses.replace(CONFIG, vocab_size=9))
   with pytest.raises(ValueError, match="large="):

@@ -241,18 +241,19 @@ def test_prompts_are_padded_to_few_lengths(name):
 
 @pytest.mark.parametrize("wrong, message", [
   ({"prompt": []}, "prompt is empty"),
-  ({"prompt": [12]}, r"prompt\[0\]=12"),
+  ({"prompt": [12]}, r"`prompt\[0\]` must be between 0 and 11, got 12\."),
   ({"prompt": "text"}, "has no tokenizer"),
-  ({"prompt": [1] * 155}, "155 tokens and max_new_tokens=8: together at most 160"),
-  ({"max_new_tokens": 0}, "max_new_tokens=0"),
-  ({"temperature": -1}, "temperature=-1"),
-  ({"top_p": 0}, "top_p=0"),
-  ({"top_k": 1.5}, "top_k=1.5"),
-  ({"min_p": 1}, "min_p=1"),
-  ({"typical_p": 0}, "typical_p=0"),
-  ({"seed": -1}, "seed=-1"),
-  ({"number": -1}, "number=-1"),
-  ({"stop": [99]}, r"stop\[0\]=99"),
+  ({"prompt": [1] * 155}, r"`max_new_tokens` must be together at most 160, got 155 and 8\."),
+  ({"max_new_tokens": 0}, r"`max_new_tokens` must be between 1 and 2147483647, got 0\."),
+  ({"temperature": -1}, r"`temperature` must be at least 0 \(0 is greedy\), got -1\."),
+  ({"top_p": 0}, r"`top_p` must be above 0 and at most 1 \(1 keeps all\), got 0\."),
+  ({"top_k": 1.5},
+   r"`top_k` must be a whole number between 0 and 2147483647 \(0 keeps all\), got 1\.5\."),
+  ({"min_p": 1}, r"`min_p` must be at least 0 and below 1 \(0 keeps all\), got 1\."),
+  ({"typical_p": 0}, r"`typical_p` must be above 0 and at most 1 \(1 keeps all\), got 0\."),
+  ({"seed": -1}, r"`seed` must be between 0 and 4294967295, got -1\."),
+  ({"number": -1}, r"`number` must be between 0 and 2147483647, got -1\."),
+  ({"stop": [99]}, r"`stop\[0\]` must be between 0 and 11, got 99\."),
 ])  # fmt: skip
 def test_bad_requests_are_refused(engine, wrong, message):
   with pytest.raises(ValueError, match=message):
@@ -260,9 +261,10 @@ def test_bad_requests_are_refused(engine, wrong, message):
 
 
 @pytest.mark.parametrize("wrong, message", [
-  ({"max_length": 161}, "max_length=161: accepted is a whole number from 2 to 160"),
-  ({"queue": -1}, "queue=-1"),
-  ({"rounds": 0}, "rounds=0"),
+  ({"max_length": 161},
+   r"`max_length` must be between 2 and 160 \(the model's positions\), got 161\."),
+  ({"queue": -1}, r"`queue` must be between 0 and 2147483647, got -1\."),
+  ({"rounds": 0}, r"`rounds` must be between 1 and 2147483647, got 0\."),
 ])  # fmt: skip
 def test_bad_limits_are_refused(decoder, wrong, message):
   with pytest.raises(ValueError, match=message):
@@ -272,7 +274,13 @@ def test_bad_limits_are_refused(decoder, wrong, message):
 def test_a_greedy_rule_refuses_to_sample():
   with (
     Engine(Decoder(MODEL)) as engine,
-    pytest.raises(ValueError, match=r"temperature=0\.5: accepted is 0 with the verifier 'greedy'"),
+    pytest.raises(
+      ValueError,
+      match=(
+        r"`temperature` must be 0 with the verifier 'greedy', got 0\.5; target_only takes "
+        r"any\."
+      ),
+    ),
   ):
     engine.submit([1], 8, temperature=0.5)
 

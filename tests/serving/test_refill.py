@@ -48,9 +48,10 @@ def test_a_request_has_its_own_noise():
 
 
 @pytest.mark.parametrize("wrong, message", [
-  ({"rounds": 0}, "rounds=0: accepted is a whole number from 1"),
-  ({"numbers": [1]}, r"len\(numbers\)=1: accepted is one per prompt \(6\)"),
-  ({"max_new_tokens": [1, 2]}, r"len\(max_new_tokens\)=2"),
+  ({"rounds": 0}, r"`rounds` must be between 1 and 2147483647, got 0\."),
+  ({"numbers": [1]}, r"`len\(numbers\)` must be 6, the number of prompts, got 1\."),
+  ({"max_new_tokens": [1, 2]},
+   r"`len\(max_new_tokens\)` must be 6, the number of prompts, got 2\."),
 ])  # fmt: skip
 def test_bad_requests_are_refused(wrong, message):
   with pytest.raises(ValueError, match=message):

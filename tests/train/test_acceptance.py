@@ -177,7 +177,11 @@ def test_a_run_goes_on_where_it_was_cut(run, tmp_path):
 @pytest.mark.parametrize(
   ("change", "words"),
   [
-    ({"held_out": 160}, "held_out=160: accepted is at least 1 and fewer than the 160"),
+    (
+      {"held_out": 160},
+      "`held_out` must be at least 1 and less than 160, the questions that fit the model, "
+      r"got 160\.",
+    ),
     ({"draft": "gsm8k-7m"}, "draft='gsm8k-7m' has another vocabulary than .*: id 257"),
   ],
 )

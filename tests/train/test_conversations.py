@@ -129,10 +129,13 @@ def test_it_is_said_how_much_of_the_answers_is_trained_and_why(model, tmp_path, 
 
 
 BAD = [
-  ({"messages": [TURNS[0], 7]}, r"record 2: messages\[1\]=7: accepted is an object"),
+  (
+    {"messages": [TURNS[0], 7]},
+    r"`messages\[1\]` must be an object with the texts role and content, got 7\.",
+  ),
   ({"messages": [{"role": "robot", "content": "x"}]}, "record 2: .*role='robot'"),
   ({"conversations": [{"from": "gpt"}]}, r"record 2: conversations\[0\] lacks 'value'"),
-  ({"messages": {}}, "record 2: messages={}: accepted is a list of turns"),
+  ({"messages": {}}, r"`messages` must be a list of turns, got \{\}\."),
   ({"message": TURNS}, "record 2 has no text in field 'question'"),
 ]
 

@@ -98,5 +98,11 @@ def test_a_model_goes_on_and_its_exits_learn(lm_run, tmp_path):
 
 def test_a_model_without_room_is_refused(lm_run, tmp_path):
   options = changed(lm_run, out=str(tmp_path), start="gsm8k-7m", length=1000)
-  with pytest.raises(ValueError, match="start='gsm8k-7m': accepted is"):
+  with pytest.raises(
+    ValueError,
+    match=(
+      "`start` must be a causal model with a tokenizer and at least 1000 positions, got "
+      r"'gsm8k-7m'\."
+    ),
+  ):
     lm.main(options)

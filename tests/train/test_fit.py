@@ -167,8 +167,8 @@ def test_parts_of_a_batch_have_the_gradient_of_the_whole(parts, tmp_path):
 
 @pytest.mark.parametrize(
   ("options", "message"),
-  [({"parts": 3}, "parts=3: accepted are numbers that divide batch=8"),
-   ({"parts": 4, "devices": 4}, "devices=4: accepted are up to 8 that divide")],
+  [({"parts": 3}, r"`parts` must divide batch=8, got 3\."),
+   ({"parts": 4, "devices": 4}, r"`devices` must be at most 8 and divide batch=8, got 4\.")],
 )  # fmt: skip
 def test_parts_that_do_not_divide_a_batch_are_refused(options, message):
   with pytest.raises(ValueError, match=message):
@@ -207,7 +207,7 @@ def test_devices_that_hold_parts_of_the_weights_train_as_one(tmp_path, monkeypat
 
 @pytest.mark.parametrize("size", [0, 11])
 def test_batches_larger_than_the_data_are_refused(size):
-  with pytest.raises(ValueError, match=f"batch={size}: accepted is 1 to 10, the rows"):
+  with pytest.raises(ValueError, match=f"`batch` must be between 1 and 10, .*, got {size}"):
     batches(DATA, Training(batch=size))
 
 

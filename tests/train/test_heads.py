@@ -356,7 +356,10 @@ def test_a_head_goes_on_from_another(run, like, final_state):
   start = checkpoint.load(f"{run.out}/model", model.config).params
   jax.tree.map(np.testing.assert_array_equal, final_state(config.out)["params"], start["params"])
   assert metrics_of(config)[0]["loss"] < 0.7 * metrics_of(run)[0]["loss"]
-  with pytest.raises(ValueError, match="holds a head of another shape or vocabulary"):
+  with pytest.raises(
+    ValueError,
+    match=("`init` must hold a head of this shape and vocabulary, got one of another in"),
+  ):
     heads.main(like("other", init=config.init, head=MedusaConfig(2)))
 
 
@@ -417,14 +420,29 @@ def test_other_settings_do_not_continue_a_run(run, change, words):
   ("change", "words"),
   [
     ({"field": "query"}, "record 1 has no text in field 'query'"),
-    ({"held_out": 0}, "held_out=0: accepted is 1 or more"),
-    ({"loss": (1.0, 0.0, 0.0, 0.0, 0.8)}, "loss=1.0 0.0 0.0 0.0 0.8: accepted are weights of hard"),
-    ({"held_out": 160}, "held_out=160: accepted is at least 1"),
-    ({"held_out": 160, "answer_field": "answer"}, "held_out=160: accepted is at least 1"),
+    ({"held_out": 0}, r"`held_out` must be at least 1, got 0\."),
+    (
+      {"loss": (1.0, 0.0, 0.0, 0.0, 0.8)},
+      r"`loss` must be weights of hard, soft, feature, one or more.*got 1\.0 0\.0 0\.0 0\.0 "
+      r"0\.8\.",
+    ),
+    (
+      {"held_out": 160},
+      "`held_out` must be at least 1 and less than 160, the questions that fit the model, "
+      r"got 160\.",
+    ),
+    (
+      {"held_out": 160, "answer_field": "answer"},
+      "`held_out` must be at least 1 and less than 160, the questions that fit the model, "
+      r"got 160\.",
+    ),
     ({"model": "nowhere"}, "'nowhere' is no directory"),
-    ({"online": True, "layers": (0,)}, "online=True keeps no states"),
-    ({"devices": 3}, "devices=3: accepted are up to 8 that divide batch=8"),
-    ({"devices": 9, "batch": 9}, "devices=9: accepted are up to 8"),
+    (
+      {"online": True, "layers": (0,)},
+      r"`features` and `layers` must be left out with online=True, which keeps no states\.",
+    ),
+    ({"devices": 3}, r"`devices` must be at most 8 and divide batch=8, got 3\."),
+    ({"devices": 9, "batch": 9}, r"`devices` must be at most 8 and divide batch=9, got 9\."),
   ],
 )
 def test_what_cannot_be_trained_is_refused_before_answering(tiny_heads, tmp_path, change, words):
@@ -436,7 +454,10 @@ def test_what_cannot_be_trained_is_refused_before_answering(tiny_heads, tmp_path
 @pytest.mark.parametrize(
   ("change", "words"),
   [
-    ({"batch": 1000}, r"batch=1000: accepted is 1 to \d+, the rows"),
+    (
+      {"batch": 1000},
+      r"`batch` must be between 1 and 136, the rows that the data can fill, got 1000\.",
+    ),
     ({"layers": (0,)}, r"were computed with layers=\[\] \(now \[0\]\): choose another directory"),
     ({"seed": 1, "held_out": 25}, "were computed with rows="),
   ],

@@ -98,7 +98,13 @@ def test_numbers_of_several_digits_are_refused():
   whole.add_tokens(["14"])
   model = dataclasses.replace(random_model(), tokenizer=Tokenizer(whole))
   ids = model.tokenizer.encode("Bob has 14")
-  with pytest.raises(ValueError, match="model='tiny' has numbers of several digits in its voc"):
+  with pytest.raises(
+    ValueError,
+    match=(
+      r"`model` must have a tokenizer that splits digits, or the.*got 'tiny', whose vocabulary "
+      r"has numbers of several digits"
+    ),
+  ):
     mark(model, [(ids, [True] * len(ids))], top_k=2, temperature=1.0, seed=0, length=20)
 
 
@@ -130,11 +136,19 @@ def test_records_say_which_tokens_are_wrong(record, wrong):
 @pytest.mark.parametrize(
   ("record", "words"),
   [
-    ({}, "record 3: wrong and wrong_answer are missing"),
-    ({"wrong": [[3, 20]]}, r"record 3: wrong=\[\[3, 20\]\]: accepted are pairs \[begin, end\]"),
-    ({"wrong": "3"}, "record 3: wrong='3': accepted are pairs"),
-    ({"wrong_answer": " "}, "record 3: wrong_answer=' ': accepted is a text"),
-    ({"answer": None, "wrong": []}, "record 3: answer=None: accepted is a text"),
+    ({}, r"record 3: a record must have wrong or wrong_answer, got neither\."),
+    (
+      {"wrong": [[3, 20]]},
+      r"`wrong` must be pairs \[begin, end\] of characters of the answer, which has 19, got "
+      r"\[\[3, 20\]\]\.",
+    ),
+    (
+      {"wrong": "3"},
+      r"`wrong` must be pairs \[begin, end\] of characters of the answer, which has 19, got "
+      r"'3'\.",
+    ),
+    ({"wrong_answer": " "}, r"`wrong_answer` must be text, got ' '\."),
+    ({"answer": None, "wrong": []}, r"`answer` must be text, got None\."),
   ],
 )
 def test_marks_that_say_nothing_are_refused(record, words):
@@ -214,7 +228,13 @@ def test_a_run_is_reported_saved_and_not_mixed_with_another(config, tmp_path):
   assert (parts.load_judge(f"{config.out}/model", network).w == params.w).all()
   with pytest.raises(ValueError, match=r"holds a run with steps=20 \(now 30\)"):
     judge.main(changed(config, steps=30))
-  with pytest.raises(ValueError, match=r"held_out=30: accepted is at least 2 and fewer than"):
+  with pytest.raises(
+    ValueError,
+    match=(
+      "`held_out` must be at least 2 and less than 30, the questions that fit the model, got "
+      r"30\."
+    ),
+  ):
     judge.main(changed(config, held_out=30, out=str(tmp_path)))
 
 

@@ -105,12 +105,21 @@ def test_checkpoints_without_a_record_of_settings_continue(lm_run, tmp_path):
 @pytest.mark.parametrize(
   ("change", "words"),
   [
-    ({"batch": 1000}, r"batch=1000: accepted is 1 to \d+, the rows"),
-    ({"template": "alpaca"}, "template='alpaca': accepted are plain, continued, qa, vicuna"),
+    (
+      {"batch": 1000},
+      r"`batch` must be between 1 and 160, the rows that the data fill, got 1000\.",
+    ),
+    (
+      {"template": "alpaca"},
+      r"`template` must be one of plain, continued, qa, vicuna.*got 'alpaca'\.",
+    ),
     ({"fields": ("question", "reply")}, "record 1 has no text in field 'reply'"),
-    ({"data": "nothing.jsonl"}, "data='nothing.jsonl': no such file"),
+    (
+      {"data": "nothing.jsonl"},
+      r"`data` must be a \.jsonl file, tfds:NAME:SPLIT or lists:SEED:COUNT\.",
+    ),
     ({"heads": 3, "kv_heads": 2}, "heads=3 must be a multiple of kv_heads=2"),
-    ({"save_every": 0}, "save_every=0: accepted is 1 or more"),
+    ({"save_every": 0}, r"`save_every` must be at least 1, got 0\."),
   ],
 )
 def test_what_cannot_be_trained_is_refused(tiny, tmp_path, change, words):
@@ -120,6 +129,9 @@ def test_what_cannot_be_trained_is_refused(tiny, tmp_path, change, words):
 
 @pytest.mark.slow
 def test_a_mistake_can_be_corrected_in_the_same_directory(tiny, tmp_path):
-  with pytest.raises(ValueError, match="batch=1000"):
+  with pytest.raises(
+    ValueError,
+    match=(r"`batch` must be between 1 and 160, the rows that the data fill, got 1000\."),
+  ):
     lm.main(changed(tiny, out=str(tmp_path), batch=1000))
   lm.main(changed(tiny, out=str(tmp_path), steps=1))

@@ -30,5 +30,7 @@ def test_a_mixture_learns_and_decodes(router, tiny, tmp_path):
 
 
 def test_what_experts_may_not_be():
-  with pytest.raises(ValueError, match="chosen=5: accepted is a whole number from 1 to 4"):
+  with pytest.raises(
+    ValueError, match=(r"`chosen` must be between 1 and 4 \(of 4 experts\), got 5\.")
+  ):
     _ = Network(32, 2, 2, 1, 16, 24, experts=4, chosen=5).sizes

@@ -105,13 +105,16 @@ def test_a_file_that_only_config_json_names_is_not_run(file, drafter):
 @pytest.mark.parametrize(
   ("name", "words"),
   [
-    ("oracle", "head='oracle': accepted is one of medusa, .* or FILE.py:FUNCTION"),
+    ("oracle", r"`head` must be one of medusa, blockwise, chimera, clover.*got 'oracle'\."),
     ("absent.py:mix", "there is no file absent.py in "),
     ("my_head.py:other", "my_head.py has no function other"),
-    ("my_head.py:raises", "my_head.py has no function raises"),
+    (
+      "my_head.py:raises",
+      r"my_head\.py: raises must be raises\(target: Target, config: CONFIG\) -> Head,",
+    ),
     ("my_head.py:no_config", "no_config must be no_config\\(target: Target, config: CONFIG\\)"),
     ("broken.py:mix", "broken.py cannot be run: SyntaxError: "),
-    (["medusa"], "accepted is one of medusa"),
+    (["medusa"], r"`head` must be one of medusa, blockwise, chimera, clover.*got \['medusa'\]\."),
   ],
 )
 def test_a_name_of_nothing_is_one_sentence(file, name, words):

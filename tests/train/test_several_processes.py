@@ -148,7 +148,8 @@ def test_two_processes_that_were_killed_go_on_bit_for_bit(alone, tmp_path):
 
 def test_a_mesh_that_does_not_divide_the_batch_is_refused(alone, tmp_path):
   with pytest.raises(
-    ValueError, match="batch=6: accepted with mesh='data=4' is a multiple of data=4"
+    ValueError,
+    match=(r"`batch` must be a multiple of data=4 times parts=1 with mesh='data=4', got 6\."),
   ):
     heads.main(changed(alone, out=str(tmp_path), batch=6, mesh="data=4"))
 
@@ -156,8 +157,14 @@ def test_a_mesh_that_does_not_divide_the_batch_is_refused(alone, tmp_path):
 @pytest.mark.parametrize(
   ("own", "words"),
   [
-    ({"JAX_NUM_PROCESSES": "2"}, "JAX_PROCESS_ID='': with JAX_COORDINATOR_ADDRESS an integer"),
-    ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID=2: accepted is 0 to JAX_"),
+    (
+      {"JAX_NUM_PROCESSES": "2"},
+      r"`JAX_PROCESS_ID` must be an integer where JAX_COORDINATOR_ADDRESS is set, got ''\.",
+    ),
+    (
+      {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"},
+      r"`JAX_PROCESS_ID` must be between 0 and JAX_NUM_PROCESSES - 1, which is 1, got 2\.",
+    ),
   ],
 )
 def test_processes_that_are_not_numbered_are_refused(own, words, monkeypatch):

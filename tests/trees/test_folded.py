@@ -73,5 +73,11 @@ def test_a_tree_of_frames_is_filled_and_folded():
 
 
 def test_drawn_frames_are_refused():
-  with pytest.raises(ValueError, match="accepted for frames that are folded are trees that choose"):
+  with pytest.raises(
+    ValueError,
+    match=(
+      "`tree` must choose its nodes and draw none for frames that.*got "
+      r"IID\(choices=\(\(0,\),\)\)\."
+    ),
+  ):
     Folded(IID(((0,),)))

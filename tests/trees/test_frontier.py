@@ -91,7 +91,11 @@ def test_a_level_has_its_width_at_most():
 
 @pytest.mark.parametrize(
   ("numbers", "words"),
-  [((1, 2, 2), "2 nodes or more"), ((4, 0, 2), "1 or more"), ((4, 2, 2, -1), "1 or more"),
+  [((1, 2, 2),
+   r"`tree` must have at least 2 nodes, and other numbers of at.*got DySpec\(nodes=1, "
+   "depth=2, children=2, "
+   r"width=0\)\."), ((4, 0, 2), "numbers of at least 1, got DySpec"),
+   ((4, 2, 2, -1), "numbers of at least 1, got DySpec"),
    ((5, 3, 1), "at most 4 nodes"), ((8, 2, 9, 2), "at most 5 nodes")],
 )  # fmt: skip
 def test_impossible_trees(numbers, words):

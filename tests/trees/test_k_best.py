@@ -49,7 +49,9 @@ def test_the_best_of_all_paths(depth, guesses, paths, whole):
 
 @pytest.mark.parametrize("paths", [0, 10])
 def test_more_paths_than_there_are_is_an_error(paths):
-  with pytest.raises(ValueError, match=f"paths={paths}: accepted is 1 to 9, 3 guesses at 2"):
+  with pytest.raises(
+    ValueError, match=f"`paths` must be between 1 and 9, for 3 guesses at 2 depths, got {paths}"
+  ):
     p_best(jnp.zeros((1, 2, 3)), jnp.zeros((1, 1, 3, 3)), paths)
 
 
@@ -82,7 +84,8 @@ def test_a_table_of_counts(vocabulary, prior):
 @pytest.mark.parametrize(
   ("texts", "prior", "words"),
   [
-    ([[1, V]], 1.0, "outside 0 to 8"), ([[1, -1]], 1.0, "outside 0 to 8"), (TEXTS, 0.0, "prior=0"),
+    ([[1, V]], 1.0, "outside 0 to 8"), ([[1, -1]], 1.0, "outside 0 to 8"), (TEXTS, 0.0,
+     r"`prior` must be above 0 \(at 0 unseen pairs would be impossible\), got 0\.0\."),
   ],
 )  # fmt: skip
 def test_what_cannot_be_counted_is_an_error(texts, prior, words):

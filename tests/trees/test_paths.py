@@ -132,10 +132,10 @@ def test_a_dynamic_tree_holds_the_surest_nodes_that_were_seen(beam):
 @pytest.mark.parametrize(
   ("shape", "numbers", "words"),
   [
-    (Beam, (5, 2, 0), "accepted are depth and width of 1 or more"),
-    (Beam, (1, 0, 3), "accepted are depth and width of 1 or more"),
-    (Beam, (3, 3, 4), "more nodes than depth, at most 1 . depth . width = 13"),
-    (Beam, (14, 3, 4), "more nodes than depth, at most 1 . depth . width = 13"),
+    (Beam, (5, 2, 0), "`tree` must have depth and width of at least 1, .*, got Beam"),
+    (Beam, (1, 0, 3), "`tree` must have depth and width of at least 1, .*, got Beam"),
+    (Beam, (3, 3, 4), "more nodes than depth but at most 1 . depth . width = 13, got Beam"),
+    (Beam, (14, 3, 4), "more nodes than depth but at most 1 . depth . width = 13, got Beam"),
     (Dynamic, (22, 2, 3), r"at most 1 . beam . \(depth - 1\) . beam..2 = 13"),
   ],
 )

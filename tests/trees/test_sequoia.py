@@ -92,11 +92,23 @@ def test_by_hand():
 @pytest.mark.parametrize(
   ("arguments", "words"),
   [
-    (([], 4, 2), "acceptance=.*rates of 0 or more, one at least"),
-    (([0.9, 0.3], 4, 2), "sum to 1 at most"),
-    (([-0.1], 4, 2), "rates of 0 or more"),
-    (([0.5], 0, 2), "nodes=0, depth=2: accepted are 1 or more"),
-    (([0.5], 2, 0), "nodes=2, depth=0: accepted are 1 or more"),
+    (
+      ([], 4, 2),
+      "`acceptance` must be one or more rates of at least 0 whose sum is at most 1, got "
+      r"\[\]\.",
+    ),
+    (
+      ([0.9, 0.3], 4, 2),
+      "`acceptance` must be one or more rates of at least 0 whose sum is at most 1, got "
+      r"\[0\.9, 0\.3\]\.",
+    ),
+    (
+      ([-0.1], 4, 2),
+      "`acceptance` must be one or more rates of at least 0 whose sum is at most 1, got "
+      r"\[-0\.1\]\.",
+    ),
+    (([0.5], 0, 2), r"`nodes` and `depth` must be at least 1, got 0 and 2\."),
+    (([0.5], 2, 0), r"`nodes` and `depth` must be at least 1, got 2 and 0\."),
   ],
 )
 def test_impossible_numbers_are_refused(arguments, words):

@@ -24,8 +24,11 @@ def test_no_choices_are_the_root():
 @pytest.mark.parametrize(
   ("choices", "words"),
   [
-    ([[0], []], r"the path \[\]: ranks must be 0 or more, one at least"),
-    ([[0], [0, -1]], r"the path \[0, -1\]: ranks must be 0 or more"),
+    ([[0], []], r"`choices` must be paths of one or more ranks of at least 0, got \[\]\."),
+    (
+      [[0], [0, -1]],
+      r"`choices` must be paths of one or more ranks of at least 0, got \[0, -1\]\.",
+    ),
     ([[0], [1], [0]], r"the path \[0\] twice"),
     ([[0], [1, 0]], r"the path \[1, 0\] but not its parent \[1\]"),
   ],
@@ -68,5 +71,7 @@ def test_best_first_stops_at_the_whole_tree():
 
 @pytest.mark.parametrize(("shape", "nodes"), [((3,), 4), ((2, 3), 0), ((0, 3), 4), ((2, 0), 4)])
 def test_best_first_needs_a_table(shape, nodes):
-  with pytest.raises(ValueError, match=rf"nodes={nodes}, hit_rates of shape"):
+  with pytest.raises(
+    ValueError, match=rf"`nodes` must be at least 1 .*, got {nodes} and the shape"
+  ):
     best_first(np.ones(shape), nodes)

@@ -86,24 +86,53 @@ def test_shapes_of_equal_numbers_are_not_equal():
 @pytest.mark.parametrize(
   ("words", "message"),
   [
-    ("dynamic-16,depth=5", "it needs beam; accepted is dynamic-NODES,depth=NUMBER,beam=NUMBER"),
-    ("dynamic-16", "tree='dynamic-16': it needs depth and beam; accepted is dynamic-NODES,"),
-    ("dynamic-16-5-4", "accepted is one number without a name, dynamic-16,depth=5,beam=4"),
-    ("iid-2,depth=5", "tree='iid-2,depth=5': accepted is iid-CHILDREN-CHILDREN-"),
-    ("without_replacement-2-0", "tree='without_replacement-2-0': a number=0: accepted is a whole"),
+    (
+      "dynamic-16,depth=5",
+      "tree='dynamic-16,depth=5': it needs beam, as in "
+      r"dynamic-NODES,depth=NUMBER,beam=NUMBER\.",
+    ),
+    (
+      "dynamic-16",
+      "tree='dynamic-16': it needs depth and beam, as in "
+      r"dynamic-NODES,depth=NUMBER,beam=NUMBER\.",
+    ),
+    (
+      "dynamic-16-5-4",
+      r"`tree` must have one number without a name, as in.*got 'dynamic-16-5-4'\.",
+    ),
+    ("iid-2,depth=5", r"`tree` must be iid-CHILDREN-CHILDREN-\.\., got 'iid-2,depth=5'\."),
+    (
+      "without_replacement-2-0",
+      r"tree='without_replacement-2-0': a number must be between 1 and 2147483647, got 0\.",
+    ),
     ("dyspec-4-3-2-1-1", "dyspec takes nodes, depth, children, width=0"),
-    ("dyspec-4,depth=3,children=2.5", "children of dyspec is a whole number"),
-    ("iid", "tree='iid': accepted is iid-CHILDREN-CHILDREN-"),
-    ("iid-2-a", "accepted is NAME, NAME-NUMBER or NAME-NUMBER,KEY=NUMBER"),
-    ("iid-2-0.5", "a number=0.5: accepted is a whole number"),
-    ("stochastic_beam-0,depth=3", "accepted are numbers of 1 or more"),
-    ("stochastic-4-3", r"tree='stochastic': did you mean stochastic_beam\? accepted are static"),
-    ("16", "tree='16': accepted is NAME"),
+    ("dyspec-4,depth=3,children=2.5", r"`children` must be a whole number, got 2\.5\."),
+    ("iid", r"`tree` must be iid-CHILDREN-CHILDREN-\.\., got 'iid'\."),
+    ("iid-2-a", r"`tree` must be NAME, NAME-NUMBER or.*got 'iid-2-a'\."),
+    (
+      "iid-2-0.5",
+      r"tree='iid-2-0\.5': a number must be a whole number between 1 and 2147483647, got "
+      r"0\.5\.",
+    ),
+    (
+      "stochastic_beam-0,depth=3",
+      r"`tree` must have numbers of at least 1, got StochasticBeam\(width=0, depth=3\)\.",
+    ),
+    (
+      "stochastic-4-3",
+      r"`tree` must be one of static, dynamic, beam, graph, iid.*got 'stochastic' \(did you "
+      r"mean stochastic_beam\?\)\.",
+    ),
+    ("16", r"`tree` must be NAME, NAME-NUMBER or.*got '16'\."),
     ("graph-9,depth=2,beam=2", r"at most 1 . beam .* = 7"),
-    ("eagle-16-5-4", "tree='eagle': accepted are static, dynamic"),
+    ("eagle-16-5-4", r"`tree` must be one of static, dynamic, beam, graph, iid.*got 'eagle'\."),
     ("tree[no_such.json]", "'no_such.json' cannot be read: No such file"),
     ("dynamic-4,depth=5,beam=4", "more nodes than depth"),
-    ("dynamic-16,depth=0,beam=4", "depth and beam of 1 or more"),
+    (
+      "dynamic-16,depth=0,beam=4",
+      r"`tree` must have depth and beam of at least 1, and more.*got Dynamic\(nodes=16, "
+      r"depth=0, beam=4\)\.",
+    ),
     ("dynamic-99,depth=2,beam=3", "at most 1 .* = 13"),
   ],
 )
@@ -117,22 +146,37 @@ def test_other_words_are_refused(words, message):
   [
     ("{", "is not JSON"),
     ("[[0]]", "is no JSON object"),
-    ("{}", "is no tree: accepted is an object with one of static, dynamic, beam, graph, iid"),
+    ("{}", "is no tree: it must be an object with one of static, dynamic, beam, graph, iid,"),
     ('{"choices": [[0]]}', "is no tree"),
     ('{"static": {"choices": [[0]]}, "beam": {}}', "is no tree"),
-    ('{"static": true}', "static=True: accepted is an object with choices"),
-    ('{"static": {"choices": 3}}', "choices=3: accepted is a list"),
-    ('{"static": {"choices": [0]}}', r"choices\[0\]=0: accepted is a list"),
-    ('{"static": {"choices": [[0.0]]}}', r"choices\[0\]\[0\]=0.0: accepted is a whole number"),
-    ('{"static": {"choices": [[true]]}}', "=True: accepted is a whole number"),
+    ('{"static": true}', r"`static` must be an object with choices, got True\."),
+    ('{"static": {"choices": 3}}', r"`choices` must be a list, got 3\."),
+    ('{"static": {"choices": [0]}}', r"`choices\[0\]` must be a list, got 0\."),
+    (
+      '{"static": {"choices": [[0.0]]}}',
+      r"`choices\[0\]\[0\]` must be a whole number between 0 and 2147483647, got 0\.0\.",
+    ),
+    (
+      '{"static": {"choices": [[true]]}}',
+      r"`choices\[0\]\[0\]` must be a whole number between 0 and 2147483647, got True\.",
+    ),
     ('{"static": {"choices": [[0], [1, 0]]}}', r"the path \[1, 0\] but not its parent"),
-    ('{"static": {"choices": [[0], []]}}', r"the path \[\]"),
-    ('{"iid": {"choices": []}}', "a drawn tree has one path or more"),
-    ('{"dynamic": [16, 5, 4]}', "accepted is an object with nodes, depth, beam"),
-    ('{"dynamic": {"nodes": 16, "depth": 5}}', "accepted is an object with nodes, depth, beam"),
-    ('{"dynamic": {"nodes": "a", "depth": 5, "beam": 4}}', "nodes='a': accepted is a whole number"),
+    (
+      '{"static": {"choices": [[0], []]}}',
+      r"`choices` must be paths of one or more ranks of at least 0, got \[\]\.",
+    ),
+    ('{"iid": {"choices": []}}', r"`choices` must be at least one path, got \(\)\."),
+    ('{"dynamic": [16, 5, 4]}', r"must be an object with nodes, depth, beam, got \[16"),
+    ('{"dynamic": {"nodes": 16, "depth": 5}}', "must be an object with nodes, depth, beam, got {"),
+    (
+      '{"dynamic": {"nodes": "a", "depth": 5, "beam": 4}}',
+      r"`nodes` must be a whole number between 0 and 2147483647, got 'a'\.",
+    ),
     ('{"dynamic": {"nodes": 4, "depth": 5, "beam": 4}}', "more nodes than depth"),
-    ('{"beam": {"nodes": 4, "depth": 5, "width": 1, "beam": 4}}', "has the key 'beam'"),
+    (
+      '{"beam": {"nodes": 4, "depth": 5, "width": 1, "beam": 4}}',
+      r"beam: a key must be one of nodes, depth, width, got 'beam'\.",
+    ),
     ('{"dyspec": {"nodes": 4, "depth": 5, "children": 1, "width": NaN}}', "a whole number"),
   ],
 )

@@ -184,7 +184,9 @@ def test_it_decodes_in_the_loop_and_a_judge_without_weights_is_refused():
   state = speculate.advance(method, weights, request, state, jnp.int32(9))
   assert state.stats.accepted.tolist() == [[0, 0, 4]]
   state = speculate.start(method, weights, tokens, length, request, 20)
-  with pytest.raises(ValueError, match=r"params=\(\) of verifier='judge': accepted is a trained"):
+  with pytest.raises(
+    ValueError, match=r"`params` of verifier='judge' must be a trained Judge, got \(\)"
+  ):
     speculate.advance(method, weights._replace(verifier=()), request, state, jnp.int32(9))
 
 

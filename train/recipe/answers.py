@@ -76,7 +76,7 @@ def teacher(name: str, *, causal: bool, dtype: DTypeLike = jnp.float32) -> Model
   if not causal:
     _ = model.denoiser  # raises for a causal model
   elif not model.config.causal:
-    raise ValueError(f"model={name!r} is a masked diffusion model: accepted is a causal one.")
+    raise ValueError(f"`model` must be causal, got the masked diffusion model {name!r}.")
   if model.template is None or model.tokenizer is None:
     raise ValueError(f"model={model.name!r} has no chat template: it cannot be asked questions.")
   return model
@@ -139,15 +139,17 @@ def check_held_out(held_out: int, count: int, least: int = 1) -> None:
   """Raises ValueError where fewer than `least` of `count` questions are held out, or all."""
   if not least <= held_out < count:
     raise ValueError(
-      f"held_out={held_out}: accepted is at least {least} and fewer than the "
-      f"{count} questions that fit the model."
+      f"`held_out` must be at least {least} and less than {count}, the questions that fit the "
+      f"model, got {held_out}."
     )
 
 
 def check_batch(batch: int, most: int) -> None:
   """Raises ValueError where a batch takes more rows than there can be."""
   if batch > most:
-    raise ValueError(f"batch={batch}: accepted is 1 to {most}, the rows that the data can fill.")
+    raise ValueError(
+      f"`batch` must be between 1 and {most}, the rows that the data can fill, got {batch}."
+    )
 
 
 def written(

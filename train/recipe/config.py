@@ -36,8 +36,8 @@ def check(options: Any) -> None:
       check(value)
     for low, high in (x for x in getattr(kind, "__metadata__", ()) if isinstance(x, Bounds)):
       if value is not None and not (low <= value <= high and math.isfinite(value)):
-        accepted = f"{low} or more" if high == math.inf else f"{low} to {high}"
-        raise ValueError(f"{name}={value}: accepted is {accepted}.")
+        accepted = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+        raise ValueError(f"`{name}` must be {accepted}, got {value}.")
 
 
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)
@@ -126,25 +126,25 @@ class Training:
       ValueError: there are too few devices, or the batch cannot be dealt to them.
     """
     if self.batch % self.parts:
-      raise ValueError(f"parts={self.parts}: accepted are numbers that divide batch={self.batch}.")
+      raise ValueError(f"`parts` must divide batch={self.batch}, got {self.parts}.")
     mesh, together = jax.sharding.get_mesh(), self.batch // self.parts
     if not mesh.empty:
       if together % mesh.shape["data"]:
         raise ValueError(
-          f"batch={self.batch}: accepted with mesh={self.mesh!r} is a multiple of "
-          f"data={mesh.shape['data']} times parts={self.parts}."
+          f"`batch` must be a multiple of data={mesh.shape['data']} times parts={self.parts} with "
+          f"mesh={self.mesh!r}, got {self.batch}."
         )
       return NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
     there = len(jax.devices())
     count = self.devices or max(n for n in range(1, there + 1) if together % n == 0)
     if count > there or together % count:
       raise ValueError(
-        f"devices={self.devices}: accepted are up to {there} that divide batch={self.batch}."
+        f"`devices` must be at most {there} and divide batch={self.batch}, got {self.devices}."
       )
     if jax.process_count() > 1 and count < there:
       raise ValueError(
-        f"batch={self.batch}, devices={self.devices}: in several processes all "
-        f"{there} devices share a batch evenly."
+        f"`batch` must be shared evenly by all {there} devices in several processes, got "
+        f"batch={self.batch} and devices={self.devices}."
       )
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((count,), ("data",), auto, devices=jax.devices()[:count])

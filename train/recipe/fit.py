@@ -43,7 +43,9 @@ def shuffled(count: int, training: Training, *, again: bool = False) -> Callable
   if again and size > count > 0:
     print(f"batch={size} is more than the {count} rows there are: a batch holds some again.")
   elif not 1 <= size <= count:
-    raise ValueError(f"batch={size}: accepted is 1 to {count}, the rows that the data fill.")
+    raise ValueError(
+      f"`batch` must be between 1 and {count}, the rows that the data fill, got {size}."
+    )
   order = grain.MapDataset.range(count).seed(training.seed).shuffle().repeat().batch(size)
   return lambda step: np.asarray(order[step])
 

@@ -26,7 +26,7 @@ def as_denoiser(model: Model) -> Model:
     ValueError: a model without a tokenizer.
   """
   if model.tokenizer is None:
-    raise ValueError(f"start={model.name!r}: it needs a tokenizer.")
+    raise ValueError(f"`start` must have a tokenizer, got {model.name!r}.")
   if model.tokenizer.id(MASK) is None:
     model.tokenizer.inner.add_special_tokens([MASK])
   mask = model.tokenizer.id(MASK)

@@ -99,8 +99,8 @@ def mark(
     re.search(r"\d\d", model.tokenizer.decode([i])) for i in said
   ):
     raise ValueError(
-      f"model={model.name!r} has numbers of several digits in its vocabulary: "
-      "accepted are tokenizers that split digits, or --marked data."
+      "`model` must have a tokenizer that splits digits, or the data must be --marked, got "
+      f"{model.name!r}, whose vocabulary has numbers of several digits."
     )
   may = np.zeros_like(rows.mask)
   for r, c in zip(*np.nonzero(np.diff(rows.mask, axis=1, prepend=False) & rows.mask), strict=True):

@@ -76,8 +76,8 @@ def _spans(record: dict[str, Any], answer: str) -> list[list[int]]:
   )
   if not pairs:
     raise ValueError(
-      f"wrong={spans!r:.60}: accepted are pairs [begin, end] of characters of the "
-      f"answer, which has {len(answer)}."
+      f"`wrong` must be pairs [begin, end] of characters of the answer, which has {len(answer)}, "
+      f"got {spans!r:.60}."
     )
   return spans
 
@@ -103,13 +103,13 @@ def marked(
   with numbered(index):
     for name in (field, answer, *(["wrong_answer"] if "wrong_answer" in record else [])):
       if not isinstance(record.get(name), str) or not record[name].strip():
-        raise ValueError(f"{name}={record.get(name)!r:.40}: accepted is a text.")
+        raise ValueError(f"`{name}` must be text, got {record.get(name)!r:.40}.")
     right = document(record[answer])
     if "wrong_answer" in record:
       other = document(record["wrong_answer"])
       return [(right, [False] * len(right[0])), (other, _by_edit(right, other))]
     if "wrong" not in record:
-      raise ValueError("wrong and wrong_answer are missing: accepted is one of them.")
+      raise ValueError("a record must have wrong or wrong_answer, got neither.")
     spans = _spans(record, record[answer])
     return [(right, _by_spans(model, right, record[answer], spans))]
 

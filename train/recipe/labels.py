@@ -55,7 +55,7 @@ def check_length(length: int, *models: Model) -> None:
     most = model.config.max_length
     if length > most:
       raise ValueError(
-        f"length={length}: accepted is at most {most}, the positions of {model.name}."
+        f"`length` must be at most {most}, the positions of {model.name}, got {length}."
       )
 
 
@@ -64,7 +64,6 @@ def check_prompts(part: str, prompts: Sequence[Sequence[int]], length: int) -> N
   shortest = min(map(len, prompts))
   if shortest >= length:
     raise ValueError(
-      f"length={length}: accepted is more than {shortest}, the tokens of the "
-      f"shortest of the {len(prompts)} questions of {part}; no answer would "
-      "be read."
+      f"`length` must be more than {shortest}, the tokens of the shortest of the {len(prompts)} "
+      f"questions of {part}, got {length}: no answer would be read."
     )

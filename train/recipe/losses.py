@@ -82,8 +82,8 @@ def chosen(numbers: Sequence[float], like: LossWeights | None = None) -> LossWei
   """
   if not 2 <= len(numbers) <= len(TERMS) + 1:
     raise ValueError(
-      f"loss={' '.join(map(str, numbers))}: accepted are weights of "
-      f"{', '.join(TERMS)}, one or more in this order, then the decay."
+      f"`loss` must be weights of {', '.join(TERMS)}, one or more in this order, then the decay, "
+      f"got {' '.join(map(str, numbers))}."
     )
   terms = dict(zip(TERMS, numbers[:-1], strict=False))
   return LossWeights(decay=numbers[-1], within=like.within if like else 0, **terms)

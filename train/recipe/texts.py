@@ -56,7 +56,7 @@ def read(config: Config) -> list[Text]:
     ValueError: there is no such chat template, or a record has no text in one of the fields.
   """
   if config.template is not None and config.template not in TEMPLATES:
-    raise ValueError(f"template={config.template!r}: accepted are {', '.join(TEMPLATES)}.")
+    raise ValueError(f"`template` must be one of {', '.join(TEMPLATES)}, got {config.template!r}.")
   source, whole = open_source(config.data), "text" not in config.fields
   return [
     text_of(record, "text", i) if whole and "text" in record else turns_of(record, config.fields, i)

@@ -38,7 +38,8 @@ def traced(prompts: Sequence[list[int]], batch: int) -> list[list[int]]:
   """
   if len(prompts) < batch:
     raise ValueError(
-      f"answer_batch={batch}: accepted is 1 to {len(prompts)}, the questions that fit the model."
+      f"`answer_batch` must be between 1 and {len(prompts)}, the questions that fit the model, got "
+      f"{batch}."
     )
   left = len(prompts) % batch
   if left:

@@ -69,8 +69,8 @@ def committed(denoiser: Denoiser, window: int) -> CanvasCache:
   D = denoiser.block
   if D is None:
     raise ValueError(
-      "cache='committed': the denoiser sees the whole canvas, so that no block "
-      "stays as it is; accepted is one that is causal over blocks."
+      "cache='committed' needs a denoiser that is causal over blocks: this one sees the whole "
+      "canvas, so no block stays as it is."
     )
 
   def evaluate(params: Params, memory: Committed | None, canvas: Canvas, start: Array, count: int):

@@ -111,8 +111,8 @@ def reusing(
   """
   if denoiser.block is not None:
     raise ValueError(
-      f"cache={name!r}: the denoiser is causal over blocks of {denoiser.block}, for "
-      "which accepted are none and committed."
+      "`cache` must be none or committed for a denoiser that is causal over blocks of "
+      f"{denoiser.block}, got {name!r}."
     )
 
   def init(params: Params, canvas: Canvas) -> KVState:

@@ -166,8 +166,8 @@ def similar(
   pieces, shift = denoiser.pieces, int(denoiser.shift)
   if denoiser.block is not None:
     raise ValueError(
-      f"cache='similar': the denoiser is causal over blocks of {denoiser.block}, "
-      "for which accepted are none and committed."
+      "`cache` must be none or committed for a denoiser that is causal over blocks of "
+      f"{denoiser.block}, got 'similar'."
     )
   if pieces is None:
     raise ValueError(
@@ -177,8 +177,8 @@ def similar(
   counts = (prompt_every, answer_every, 1 if answers is None else answers)
   if min(counts) < 1 or not 0 <= ratio <= 1:
     raise ValueError(
-      f"prompt_every={prompt_every}, answer_every={answer_every}, ratio={ratio}, "
-      f"answers={answers}: accepted are 1 or more, 1 or more, 0 to 1, and 1 or more."
+      "`prompt_every` and `answer_every` must be at least 1, `ratio` between 0 and 1, and "
+      f"`answers` at least 1, got {prompt_every}, {answer_every}, {ratio} and {answers}."
     )
   layers = range(1, pieces.layers)
 

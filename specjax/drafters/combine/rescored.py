@@ -40,8 +40,8 @@ def parallel(head: Head) -> Parallel:
   """The head; ValueError where it does not guess at once from the target's newest state alone."""
   if type(head) is not Parallel or head.memory is not None:
     raise ValueError(
-      f"head={head.name!r}: accepted for rescoring are heads that guess at once "
-      "from the target's newest state alone, as medusa and blockwise."
+      "`head` must guess all tokens at once from the target's newest state alone, as medusa and "
+      f"blockwise do, to be rescored, got {head.name!r}."
     )
   return head
 

@@ -64,8 +64,8 @@ def union(*drafters: Drafter, pruned: tuple[int, ...] = ()) -> Drafter:
   if pruned and (drawn or len(pruned) == len(drafters)):
     name = drafters[pruned[0]].name
     raise ValueError(
-      f"{name}/pruned: accepted in a union with a drafter that is not pruned, where "
-      "all choose their tokens and draw none."
+      f"{name}/pruned needs a union with a drafter that is not pruned, in which all drafters "
+      "choose their tokens and none draws them."
     )
 
   def join(guess, context):

@@ -35,7 +35,7 @@ def jacobi(nodes: int = 8) -> Drafter:
   """
   depth = nodes - 1
   if nodes < 2:
-    raise ValueError(f"nodes={nodes}: jacobi drafts 1 token or more.")
+    raise ValueError(f"`nodes` must be at least 2, so that jacobi drafts a token, got {nodes}.")
 
   def init(
     params: Params, target_params: Params, /, context: Context, features: Features, capacity: int

@@ -137,8 +137,8 @@ def lookahead(level: int = 5, window: int = 7, guesses: int = 7, seeded: bool = 
   nodes = (window + guesses) * (level - 1)
   if nodes > MOST_NODES:
     raise ValueError(
-      f"{shown}: lookahead has (window + guesses) (level - 1) nodes, here {nodes}; "
-      f"accepted are {MOST_NODES} at most."
+      f"{shown}: `(window + guesses) (level - 1)`, the nodes of lookahead, must be at most "
+      f"{MOST_NODES}, got {nodes}."
     )
   shape = shape_of(level, window, guesses)
   depth = int(shape.depth.max())

@@ -78,7 +78,9 @@ def speculative_jacobi(target: Target, nodes: int = 8) -> Drafter:
   """
   depth = nodes - 1
   if nodes < 2:
-    raise ValueError(f"nodes={nodes}: speculative_jacobi drafts 1 token or more.")
+    raise ValueError(
+      f"`nodes` must be at least 2, so that speculative_jacobi drafts a token, got {nodes}."
+    )
   V = target.vocab_size
 
   def chosen(tokens: Array) -> Guesses:

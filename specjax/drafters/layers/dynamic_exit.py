@@ -99,8 +99,8 @@ def dynamic_exit(target: LayeredTarget, nodes: int = 8, every: int = 2) -> Draft
   L = target.layers
   if nodes < 2 or not 1 <= every < L:
     raise ValueError(
-      f"nodes={nodes}, every={every}: del drafts 1 token or more, with an exit "
-      f"every 1 to {L - 1} layers."
+      f"`nodes` must be at least 2 and `every` between 1 and {L - 1} layers for del, got {nodes} "
+      f"and {every}."
     )
   exits = exits_of(L, every)
   behind = jnp.asarray(np.array(exits, np.int32))

@@ -85,8 +85,8 @@ def layerskip(target: LayeredTarget, nodes: int = 7, exit: int | None = None) ->
   exit = max(1, target.layers // 4) if exit is None else exit
   if nodes < 2 or not 1 <= exit < target.layers:
     raise ValueError(
-      f"nodes={nodes}, exit={exit}: layerskip drafts 1 token or more, with 1 to "
-      f"{target.layers - 1} of the model's layers."
+      f"`nodes` must be at least 2 and `exit` between 1 and {target.layers - 1} of the model's "
+      f"layers for layerskip, got {nodes} and {exit}."
     )
   early = np.arange(target.layers)[:, None].repeat(2, 1) < exit
 

@@ -59,9 +59,7 @@ def over_cache(drafter: Drafter, config: Config, kind: CacheKind) -> Drafter:
     params: Params, target_params: Params, context: Context, features: Features, capacity: int
   ) -> Any:
     if not isinstance(context.cache, Cache):
-      raise ValueError(
-        f"{drafter.name}/{kind.name}: accepted where the target's own cache is dense."
-      )
+      raise ValueError(f"{drafter.name}/{kind.name} needs a target whose own cache is dense.")
     queries = asked(config, target_params, context) if kind.judges else None
     own = drafter.init(params, target_params, context=context, features=features, capacity=capacity)
     return OverCacheState(own, kind.start(context.cache.kv, queries, context.length - 1, capacity))

@@ -58,7 +58,9 @@ def self_speculative(target: LayeredTarget, nodes: int = 8, least: float = 0.8) 
   depth = nodes - 1
   target = showing(LayeredTarget, target, "self_speculative")
   if nodes < 2:
-    raise ValueError(f"nodes={nodes}: self_speculative drafts 1 token or more.")
+    raise ValueError(
+      f"`nodes` must be at least 2, so that self_speculative drafts a token, got {nodes}."
+    )
   policy = confidence(least, depth)
 
   def init(

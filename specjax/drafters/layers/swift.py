@@ -114,11 +114,11 @@ def swift(target: LayeredTarget, nodes: int = 8, window: int = 32, skip: float =
   inner = 2 * (target.layers - 2)
   if nodes < 2 or window < 1 or not 0 <= skip <= 1:
     raise ValueError(
-      f"nodes={nodes}, window={window}, skip={skip}: swift takes 1 or more, 1 or "
-      "more, and a share from 0 to 1."
+      "`nodes` must be at least 2, `window` at least 1 and `skip` between 0 and 1 for swift, got "
+      f"{nodes}, {window} and {skip}."
     )
   if inner < 2:
-    raise ValueError(f"layers={target.layers}: swift takes a model of 3 layers or more.")
+    raise ValueError(f"the model of swift must have at least 3 layers, got {target.layers}.")
   count = int(inner * skip)
 
   def init(

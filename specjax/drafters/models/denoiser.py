@@ -44,19 +44,19 @@ def denoiser(model: Denoiser, target: Target, nodes: int = 9, canvas: int | None
   # The mask is never said, so that the target need not know it.
   if model.vocab_size - (model.mask == target.vocab_size) != target.vocab_size:
     raise ValueError(
-      f"model: the denoiser has a vocabulary of {model.vocab_size}, the target one of "
-      f"{target.vocab_size}: they must share one."
+      f"the denoiser must have the target's vocabulary of {target.vocab_size}, got one of "
+      f"{model.vocab_size}."
     )
   if nodes < 2 or (canvas is not None and canvas <= depth):
     raise ValueError(
-      f"nodes={nodes}, canvas={canvas}: a denoiser drafts 1 token or more, on a "
-      "canvas of more slots than that."
+      "`nodes` must be at least 2, so that a denoiser drafts a token, and `canvas` have more "
+      f"slots than that, got {nodes} and {canvas}."
     )
 
   if model.block is not None and canvas is not None:
     raise ValueError(
-      f"canvas={canvas}: a text that is cut in front leaves the denoiser's blocks "
-      f"of {model.block}; accepted is None."
+      f"`canvas` must be None for a denoiser with blocks of {model.block}, which a text that is "
+      f"cut in front would leave, got {canvas}."
     )
 
   def draft(params: Params, context: Context) -> Draft:

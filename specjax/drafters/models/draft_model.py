@@ -39,7 +39,9 @@ def draft_model(lm: Target, nodes: int = 5) -> Drafter:
   """
   depth = nodes - 1
   if nodes < 2:
-    raise ValueError(f"nodes={nodes}: a draft model drafts 1 token or more.")
+    raise ValueError(
+      f"`nodes` must be at least 2, so that a draft model drafts a token, got {nodes}."
+    )
 
   def init(
     params: Params, target_params: Params, context: Context, features: Features, capacity: int

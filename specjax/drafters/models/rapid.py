@@ -75,7 +75,7 @@ def rapid(drafter: Drafter, chunks: int = 8, size: int = 512) -> Drafter:
     ValueError: less than 3 chunks, or chunks of no token.
   """
   if chunks < 3 or size < 1:
-    raise ValueError(f"chunks={chunks}, size={size}: expected chunks >= 3 and size >= 1.")
+    raise ValueError(f"`chunks` must be at least 3 and `size` at least 1, got {chunks} and {size}.")
 
   def init(
     params: Params, target_params: Params, context: Context, features: Features, capacity: int

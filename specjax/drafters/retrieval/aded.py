@@ -98,8 +98,9 @@ def aded(
   most = 1 + C + (ahead - 1) * beam * C
   if min(beam, ahead) < 1 or gain < 0 or not 0 <= least <= 1 or not 2 <= nodes <= most:
     raise ValueError(
-      f"nodes={nodes}, beam={beam}, ahead={ahead}, gain={gain:g}, least={least:g}: expected beam "
-      f"and ahead >= 1, gain >= 0, 0 <= least <= 1 and 2 <= nodes <= {most}."
+      f"`nodes` must be between 2 and {most}, `beam` and `ahead` at least 1, `gain` at least 0 and "
+      f"`least` between 0 and 1, got nodes={nodes}, beam={beam}, ahead={ahead}, gain={gain:g} and "
+      f"least={least:g}."
     )
 
   def draft(params: Trigrams, context: Context) -> Draft:

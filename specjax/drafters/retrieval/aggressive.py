@@ -69,7 +69,7 @@ def aggressive(nodes: int = 32) -> Drafter:
   """
   depth = nodes - 1
   if nodes < 2:
-    raise ValueError(f"nodes={nodes}: aggressive drafts 1 token or more.")
+    raise ValueError(f"`nodes` must be at least 2, so that aggressive drafts a token, got {nodes}.")
 
   def init(
     params: Params, target_params: Params, /, context: Context, features: Features, capacity: int

@@ -60,11 +60,12 @@ def history(
   depth = nodes - 1
   if not 1 <= shortest <= longest or nodes < 2 or per_match < 0 or kept <= depth + longest:
     raise ValueError(
-      f"nodes={nodes}, longest={longest}, shortest={shortest}, per_match={per_match}, kept={kept}: "
-      "expected nodes >= 2, 1 <= shortest <= longest, per_match >= 0, kept >= nodes + longest."
+      "`nodes` must be at least 2, `shortest` between 1 and `longest`, `per_match` at least 0 and "
+      f"`kept` at least nodes + longest, got nodes={nodes}, longest={longest}, "
+      f"shortest={shortest}, per_match={per_match} and kept={kept}."
     )
   if kept * (longest + 1) >= 2**31:
-    raise ValueError(f"kept={kept}: accepted is less than 2**31 / (longest + 1) tokens.")
+    raise ValueError(f"`kept` must be less than 2**31 / (longest + 1) tokens, got {kept}.")
 
   def matches(ring: Array, context: Context) -> Array:
     """i32[B, H], how many of the last tokens end at each of the history's."""

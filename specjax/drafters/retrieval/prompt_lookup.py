@@ -78,13 +78,13 @@ def prompt_lookup(
   depth = nodes - 1
   if not 1 <= shortest <= longest or nodes < 2:
     raise ValueError(
-      f"nodes={nodes}, shortest={shortest}, longest={longest}: expected nodes >= 2 "
-      "and 1 <= shortest <= longest."
+      f"`nodes` must be at least 2 and `shortest` between 1 and `longest`, got nodes={nodes}, "
+      f"shortest={shortest} and longest={longest}."
     )
   if per_match < 0:
-    raise ValueError(f"per_match={per_match}: accepted is 0 or more tokens.")
+    raise ValueError(f"`per_match` must be at least 0 tokens, got {per_match}.")
   if branches < 1:
-    raise ValueError(f"branches={branches}: accepted is 1 or more.")
+    raise ValueError(f"`branches` must be at least 1, got {branches}.")
 
   def draft(params: Params, context: Context) -> Draft:
     tokens, length = context.tokens, context.length

@@ -100,8 +100,9 @@ def rest(nodes: int = 8, longest: int = 8, shortest: int = 2, ahead: int = 7) ->
   """
   if nodes < 2 or not 1 <= shortest <= longest <= 16 or not 1 <= ahead <= 16:
     raise ValueError(
-      f"nodes={nodes}, longest={longest}, shortest={shortest}, ahead={ahead}: expected nodes >= 2, "
-      "1 <= shortest <= longest <= 16 and 1 <= ahead <= 16."
+      "`nodes` must be at least 2, `shortest` between 1 and `longest`, `longest` at most 16 and "
+      f"`ahead` between 1 and 16, got nodes={nodes}, longest={longest}, shortest={shortest} and "
+      f"ahead={ahead}."
     )
   K = min(CONTINUATIONS, 4 * nodes)
 

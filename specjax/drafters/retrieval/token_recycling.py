@@ -102,8 +102,8 @@ def part_of_published(nodes: int) -> Static:
   paths: Choices = published()
   if not 2 <= nodes <= 1 + len(paths):
     raise ValueError(
-      f"nodes={nodes}: the published tree of token_recycling has 2 to "
-      f"{1 + len(paths)} nodes; a larger one is given as a tree."
+      f"`nodes` must be between 2 and {1 + len(paths)} for the published tree of token_recycling, "
+      f"got {nodes}; a larger tree is given as a tree."
     )
   return Static(paths[: nodes - 1])
 

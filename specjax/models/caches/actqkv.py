@@ -125,8 +125,8 @@ def actqkv(least: int = 32, more: int = 14, first: int = 128, recent: int = 512)
   """
   if least < 1 or min(more, first, recent) < 0:
     raise ValueError(
-      f"least={least}, more={more}, first={first}, recent={recent}: accepted are 1 "
-      "block or more, and otherwise 0 or more."
+      "`least` must be at least 1 block, and `more`, `first` and `recent` at least 0, got "
+      f"{least}, {more}, {first} and {recent}."
     )
   most = least + more
 

@@ -62,8 +62,8 @@ def gear(bits: int = 4, rank: int = 4, outliers: float = 0.02) -> CacheKind:
   """
   if bits not in (2, 4) or rank < 1 or not 0 <= outliers < 1:
     raise ValueError(
-      f"bits={bits}, rank={rank}, outliers={outliers}: accepted are 2 or 4 bits, a "
-      "rank of 1 or more, and a share of at least 0 and below 1."
+      "`bits` must be 2 or 4, `rank` at least 1, and `outliers` at least 0 and below 1, got "
+      f"{bits}, {rank} and {outliers}."
     )
   codes_per_byte, levels = 8 // bits, 2**bits - 1
   shifts = np.arange(codes_per_byte, dtype=np.uint8) * np.uint8(bits)

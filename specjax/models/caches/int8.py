@@ -25,7 +25,7 @@ def int8(rows: int = 32) -> CacheKind:
     ValueError: a block without rows.
   """
   if rows < 1:
-    raise ValueError(f"rows={rows}: accepted are blocks of 1 row or more.")
+    raise ValueError(f"`rows` must be at least 1 row in a block, got {rows}.")
 
   def pack(k: Array, v: Array) -> tuple[Int8, Int8]:
     return quantise(k, jnp.float32), quantise(v, jnp.float32)

@@ -40,8 +40,8 @@ def keyformer(share: float = 0.6, recent: float = 0.3, noise: float = 1.0) -> Ca
   """
   if not (0 < share <= 1 and 0 <= recent < 1 and noise >= 0):
     raise ValueError(
-      f"share={share}, recent={recent}, noise={noise}: accepted are 0 < share <= 1, "
-      "0 <= recent < 1 and noise >= 0."
+      "`share` must be above 0 and at most 1, `recent` at least 0 and below 1, and `noise` at "
+      f"least 0, got {share}, {recent} and {noise}."
     )
 
   def rows(capacity: int) -> int:

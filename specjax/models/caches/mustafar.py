@@ -30,7 +30,7 @@ def mustafar(sparsity: float = 0.7, recent: int = 32) -> CacheKind:
     ValueError: another sparsity.
   """
   if not 0 <= sparsity < 1:
-    raise ValueError(f"sparsity={sparsity}: accepted is 0 or more, and below 1.")
+    raise ValueError(f"`sparsity` must be at least 0 and below 1, got {sparsity}.")
 
   def one(x: Array) -> tuple[Array, Array]:
     C = x.shape[-1]

@@ -26,8 +26,7 @@ def sinks(first: int = 4, recent: int = 508) -> CacheKind:
   """
   if first < 0 or recent < 1:
     raise ValueError(
-      f"first={first}, recent={recent}: accepted are 0 first rows or more, and 1 "
-      "recent row or more."
+      f"`first` must be at least 0 rows and `recent` at least 1, got {first} and {recent}."
     )
 
   def priority(score: Array, place: Array, length: Array) -> Array:

@@ -36,7 +36,8 @@ def token_select(count: int = 2048, first: int = 128, recent: int = 512) -> Cach
   """
   if count < 1 or min(first, recent) < 0:
     raise ValueError(
-      f"count={count}, first={first}, recent={recent}: accepted are 1 or more, and 0 or more."
+      f"`count` must be at least 1, and `first` and `recent` at least 0, got {count}, {first} and "
+      f"{recent}."
     )
 
   def start(kv, queries, length: Array, capacity: int) -> Cache:

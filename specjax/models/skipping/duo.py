@@ -100,7 +100,7 @@ def duo(layers: int, price: float = 0.0) -> Skipping:
     ValueError: a price below 0.
   """
   if not price >= 0:
-    raise ValueError(f"price={price}: accepted is 0 or more.")
+    raise ValueError(f"`price` must be at least 0, got {price}.")
 
   def mlp(params: Params, layer: int, block: TransformerBlock, x: Array) -> tuple[Array, Array]:
     own, h = beside(params, layer), normed(params, layer, block, x)

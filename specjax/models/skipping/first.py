@@ -57,7 +57,7 @@ def first(layers: int, threshold: float = 0.5) -> Skipping:
     ValueError: a threshold outside 0 to 1.
   """
   if not 0 <= threshold <= 1:
-    raise ValueError(f"threshold={threshold}: accepted is 0 to 1.")
+    raise ValueError(f"`threshold` must be between 0 and 1, got {threshold}.")
 
   def start(params: Params, inputs: tuple[Array, ...], length: Array) -> Array:
     place = jnp.arange(inputs[0].shape[1], dtype=jnp.int32)[None]

@@ -32,8 +32,8 @@ def skip_decode(layers: int, least: int = 6, span: int = 128, first: int = 1) ->
   """
   if not (0 <= first <= least <= layers and least >= 1 and span >= 1):
     raise ValueError(
-      f"least={least}, span={span}, first={first}: accepted for {layers} layers are "
-      "0 <= first <= least layers, 1 <= least, and 1 <= span."
+      f"`first` must be between 0 and `least`, `least` between 1 and {layers} layers, and `span` "
+      f"at least 1, got first={first}, least={least} and span={span}."
     )
 
   def start(params, inputs, length: Array) -> Array:

@@ -23,7 +23,9 @@ def make_cache(part: Part) -> tuple[str, CacheKind]:
 def config_of(model: Model, name: str) -> Config:
   """The model's config, if its network can have the cache `name`; ValueError otherwise."""
   if not isinstance(model.config, Config):
-    raise ValueError(f"cache={name!r}: accepted for the Llama family, not for {model.name}.")
+    raise ValueError(
+      f"`cache` must be dense for {model.name}, which is not of the Llama family, got {name!r}."
+    )
   return model.config
 
 
@@ -39,5 +41,5 @@ def build_cache(model: Model, given: Any) -> tuple[str, Target]:
     make_cache(grammar.parse_one("cache", given)) if isinstance(given, str) else (given.name, given)
   )
   if model.skipping is not None:
-    raise ValueError(f"cache={name!r}: accepted for a model without skipping.")
+    raise ValueError(f"`cache` must be dense for a model that skips layers, got {name!r}.")
   return name, compressed(config_of(model, name), kind)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import checks
+from specjax import checks, own_file
 from specjax.base import Params
 from specjax.checkpoints import parts as trained
 from specjax.checkpoints.files import read_config
@@ -30,6 +30,7 @@ from specjax.names.build.drafters import load_small, sharing
 from specjax.names.build.tokens import tokens_of
 from specjax.names.grammar import Part
 from specjax.names.load import Model, companion, load, resolve
+from specjax.own_file import is_file
 
 
 def student(model: Model, part: Part) -> tuple[str, Model]:
@@ -94,7 +95,8 @@ def parameters(builder: Callable) -> dict[str, grammar.Number | None]:
   found = grammar.parameters(builder)
   if builder in GUIDED.values():
     return found | grammar.parameters(Guide)
-  if builder in (*POLICIES.values(), *TRANSFORMS.values(), *BLOCKS.values()):
+  mine = str(getattr(builder, "__module__", "")).endswith(".py")  # a policy of the user's own
+  if mine or builder in (*POLICIES.values(), *TRANSFORMS.values(), *BLOCKS.values()):
     return found | grammar.parameters(builder().parameters)
   if builder in ADDED.values():
     return found | grammar.parameters(builder(POLICIES["random"]()).parameters)
@@ -129,8 +131,8 @@ def _open(what: str, given: Any, kind: type, batch: int):
       params = made.parameters()
     except TypeError:
       raise ValueError(
-        f"{what}={made.name!r}: some of its parameters have no default; accepted "
-        "are its name, or a pair of it and its weights."
+        f"`{what}` must be its name, or a pair of it and its weights, got {made.name!r}, of whose "
+        "parameters some have no default."
       ) from None
   return made.name, made, _rows(params, batch)
 
@@ -151,18 +153,23 @@ def _policy(model: Model, given: Any, batch: int) -> tuple[str, Policy, Params]:
   if not isinstance(given, str):
     return _open("policy", given, Policy, batch)
   first, *added = grammar.parse("policy", given)
-  builder = grammar.look_up("policy", first, POLICIES, GUIDED)
+  mine = {first.name: own_file.read("policy", first.name)} if is_file(first.name) else {}
+  builder = grammar.look_up("policy", first, POLICIES, GUIDED, mine)
   own = TRAINED.get(first.name, lambda *_: {})(model, first)
   fixed: tuple[Any, ...] = ()
   if first.name in GUIDED:
     if added:
       raise ValueError(
-        f"policy={given!r}: {first.name} commits from left to right what its model "
-        "approves; accepted is nothing with + after it."
+        f"`policy` must have nothing with + after {first.name}, which commits from left to right "
+        f"what its model approves, got {given!r}."
       )
     guide = load_small(model, first)
     fixed, own = (guide.target, model.mask), {"model": guide.params}
-  name, policy, params = _make("policy", first, builder, batch, *fixed, **own)
+  if isinstance(builder, Policy):
+    _, policy, params = _open("policy", builder, Policy, batch)
+    name = grammar.bind("policy", first, {})[0]
+  else:
+    name, policy, params = _make("policy", first, builder, batch, *fixed, **own)
   for part in added:
     builder = grammar.look_up("policy", part, ADDED)
     ends = tokens_of(model, part, batch)
@@ -197,7 +204,7 @@ def _blocks(
   ids = tokens_of(model, part, batch)
   _, blocks, sizes = _make("blocks", part, BLOCKS[part.name], batch, **ids)
   if window not in (None, blocks.window):
-    raise ValueError(f"blocks={label!r}: accepted is the filter's window, {window}.")
+    raise ValueError(f"`blocks` must be the filter's window, {window}, got {label!r}.")
   return label, blocks, sizes
 
 
@@ -207,9 +214,8 @@ def _any_subset(model: Model, parts: Sequence[Part], decorations: Mapping[str, A
   given = [k for k, x in decorations.items() if x is not None]
   if others or part.decorations or given:
     raise ValueError(
-      f"policy={grammar.show(parts)!r}: {', '.join(ANY_SUBSET)} is a loop of its "
-      "own, accepted alone, without blocks, cache or other "
-      "decorations."
+      f"`policy` must be {', '.join(ANY_SUBSET)} alone, without blocks, cache or other "
+      f"decorations, since it is a loop of its own, got {grammar.show(parts)!r}."
     )
   known = parameters(ANY_SUBSET[part.name])
   name, numbers = grammar.bind("policy", part, known)
@@ -240,7 +246,10 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   for kind, table in DECORATIONS.items():
     value = decorations.get(kind)
     if value is not None and kind in named:
-      raise ValueError(f"policy={given!r}, {kind}={value!r:.40}: accepted is one of the two.")
+      raise ValueError(
+        f"policy={given!r} has its own {kind}: `{kind}` must be given in one of the two places, "
+        f"got {value!r:.40} in the other."
+      )
     value = named.get(kind, DEFAULTS.get(kind) if value is None else value)
     if isinstance(value, int | float):
       value = Part(next(iter(table)), (value,))
@@ -249,7 +258,7 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
     if isinstance(value, Part):
       grammar.look_up(kind, value, table)
     elif value is not None and kind not in OBJECTS:
-      raise ValueError(f"{kind}={value!r:.40}: accepted are names with {', '.join(table)}.")
+      raise ValueError(f"`{kind}` must be names with {', '.join(table)}, got {value!r:.40}.")
     chosen[kind] = value
 
   labels: dict[str, str] = {}
@@ -293,7 +302,7 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
     if guesses > 1:
       draft_verify.check_cache(cache)
     if guesses > 1 and chosen["guidance"] is not None:
-      raise ValueError(f"guesses={guesses}: accepted is 1 with guidance.")
+      raise ValueError(f"`guesses` must be 1 with guidance, got {guesses}.")
   shown = [labels[k] for k in DECORATIONS if k in labels and labels[k] != defaults.get(k)]
   stop = jnp.asarray([*model.stop, -1], jnp.int32)
   method = denoise.DenoiseMethod(

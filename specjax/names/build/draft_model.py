@@ -50,8 +50,8 @@ def build_draft_model(
   name, arguments = bind(part._replace(text=small.name), length is not None)
   if tree is not None and (arguments or length is not None):
     raise ValueError(
-      f"drafter={grammar.show([part])!r}: accepted is one of nodes, a tree, or a "
-      "draft length with nodes as its most."
+      "`drafter` must have nodes, a tree, or a draft length with nodes as its most, got "
+      f"{grammar.show([part])!r}."
     )
   target, weights, width = small.target, small.params, small.config.width
   if "vocabulary" in found:

@@ -11,7 +11,7 @@ from specjax import checks, switches
 from specjax.base import Drafter, Params
 from specjax.checkpoints.trained_for import checked
 from specjax.data import datastore, trigrams
-from specjax.drafters import DRAFTERS, fallback, forced, union
+from specjax.drafters import fallback, forced, union
 from specjax.drafters.layers import skipped_layers
 from specjax.drafters.layers.dynamic_exit import unseen
 from specjax.drafters.layers.over_cache import over_cache
@@ -21,19 +21,19 @@ from specjax.drafters.models.denoiser import denoiser
 from specjax.drafters.retrieval.history import empty
 from specjax.drafters.retrieval.token_recycling import nothing, part_of_published, token_recycling
 from specjax.drafters.stateless import none
-from specjax.heads import HEADS, drafting
+from specjax.heads import drafting
 from specjax.heads.base import Head
 from specjax.models.compressed import drafting as drafting_target
 from specjax.names import grammar as spec
 from specjax.names.build.cache import config_of, make_cache
 from specjax.names.build.draft_model import build_draft_model
 from specjax.names.build.drafters import (
-  ANY_HEAD,
   OF_OWN_LAYERS,
   OF_RECYCLING,
   OF_SOURCES,
   Built,
   bind,
+  builder_of,
   either,
   is_head,
   load_small,
@@ -41,10 +41,11 @@ from specjax.names.build.drafters import (
   refuse,
   target_of,
 )
-from specjax.names.build.head import build_head, load_head
+from specjax.names.build.head import build_head
 from specjax.names.build.tree import build_tree, chain
 from specjax.names.grammar import Part
 from specjax.names.load import Model
+from specjax.own_file import is_file
 from specjax.processors import schemas
 from specjax.processors.matchers import matchers
 from specjax.trees import Static
@@ -109,11 +110,13 @@ def _single(
     return build_head(model, part, tree, draft_length)
   if part.name in OF_PARTS:
     return OF_PARTS[part.name](model, part, tree, draft_length, joined)
-  builder = spec.look_up("drafter", part, DRAFTERS, HEADS, {ANY_HEAD: load_head})
+  builder = builder_of(part.name)
   refuse(part.name, tree, draft_length)
   spec.decorations(part, {})
   name, arguments = bind(part)
   drafter = builder(*target_of(builder, model.target), **arguments)
+  if is_file(part.name):
+    return name, *spec.with_weights("drafter", drafter, Drafter)
   weights = WEIGHTS.get(part.name, lambda *_: ())
   return name, drafter, weights(model, part, parameters(part.name) | arguments)
 
@@ -154,7 +157,7 @@ def _source(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
   try:
     text = pathlib.Path(part.text).read_text(encoding="utf-8")
   except (OSError, UnicodeDecodeError) as error:
-    raise ValueError(f"{spec.show([part])}: accepted is a file of text ({error}).") from error
+    raise ValueError(f"{spec.show([part])} must name a file of text ({error}).") from error
   if not text:
     raise ValueError(f"{spec.show([part])}: the file has no text.")
   return jnp.asarray(model.encode(text), jnp.int32)

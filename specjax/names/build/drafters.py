@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from specjax import checks, own_file
 from specjax.base import Drafter, Params, Target
 from specjax.data import vocabulary
 from specjax.draft_length import DRAFT_LENGTHS
@@ -23,7 +24,7 @@ from specjax.drafters.models.rapid import rapid
 from specjax.drafters.retrieval.recycled import recycled
 from specjax.heads import HEADS
 from specjax.heads.draft_vocabulary import choose
-from specjax.heads.named import is_file
+from specjax.heads.named import is_own
 from specjax.models.caches import CACHES
 from specjax.models.ensemble import ensemble
 from specjax.models.exits import sorted_exits
@@ -72,12 +73,14 @@ def refuse(name: str, tree: Any, draft_length: Any) -> None:
     ("draft_length", draft_length, "a head or draft_model"),
   ):
     if given is not None:
-      raise ValueError(f"drafter={name!r}, {what}={given!r:.40}: accepted for {of} only.")
+      raise ValueError(
+        f"`{what}` must be left out for drafter={name!r}, as only {of} take it, got {given!r:.40}."
+      )
 
 
 def is_head(name: str) -> bool:
   """Whether a part of this name is a trained head."""
-  return name in HEAD_NAMES or is_file(name)
+  return name in HEAD_NAMES or (own_file.is_file(name) and is_own(name))
 
 
 def parameters(name: str, draft_length: bool = False) -> dict[str, grammar.Number | None]:
@@ -88,7 +91,25 @@ def parameters(name: str, draft_length: bool = False) -> dict[str, grammar.Numbe
   """
   if is_head(name):
     return {"nodes": DEFAULT_NODES}
-  return grammar.parameters(adaptive_model if draft_length else DRAFTERS[name])
+  return grammar.parameters(adaptive_model if draft_length else builder_of(name))
+
+
+def builder_of(name: str) -> Callable[..., Drafter]:
+  """What builds a drafter that is not trained; of FILE.py:NAME, the function of that name.
+
+  A Drafter of that name is built already.
+
+  Raises:
+    ValueError: nothing has this name, see `own_file.read`.
+  """
+  if not own_file.is_file(name):
+    return grammar.look_up("drafter", Part(name), DRAFTERS, HEADS, {ANY_HEAD: None})
+  found = own_file.read("drafter", name)
+  if isinstance(found, Drafter):
+    return lambda: found
+  if not inspect.isfunction(found):
+    checks.refuse("drafter", found, f"a Drafter or a function in {name.rpartition(':')[0]}")
+  return found
 
 
 def target_of(builder: Callable[..., Drafter], target: Target) -> tuple[Target, ...]:
@@ -105,8 +126,8 @@ def bind(part: Part, draft_length: bool = False) -> tuple[str, dict[str, Any]]:
   name, given = grammar.bind("drafter", part, parameters(part.name, draft_length))
   if not 2 <= given.get("nodes", 2) <= MOST_NODES:
     raise ValueError(
-      f"drafter={grammar.show([part])!r}: a draft has 2 to {MOST_NODES} nodes; "
-      "for none use drafter='none'."
+      f"`drafter` must have between 2 and {MOST_NODES} nodes, or be 'none', got "
+      f"{grammar.show([part])!r}."
     )
   return name, given
 
@@ -115,7 +136,8 @@ def either(part: Part, found: Mapping[str, Part], kind: str, given: Any) -> Any:
   """The part of a kind that the name holds, or else the argument of that kind."""
   if given is not None and kind in found:
     raise ValueError(
-      f"drafter={grammar.show([part])!r}, {kind}={given!r:.40}: accepted is one of the two."
+      f"drafter={grammar.show([part])!r} has its own {kind}: `{kind}` must be given in one of the "
+      f"two places, got {given!r:.40} in the other."
     )
   return found.get(kind, given)
 
@@ -140,8 +162,8 @@ def sharing(model: Model, small: Model, what: str) -> Model:
       )
   elif not same_size:
     raise ValueError(
-      f"{what} has a vocabulary of {small.config.vocab_size}, {model.name} one of "
-      f"{model.config.vocab_size}: they must share one."
+      f"{what} must have the vocabulary of {model.name}, {model.config.vocab_size} tokens, got "
+      f"{small.config.vocab_size}."
     )
   if same_size:
     return small
@@ -173,7 +195,7 @@ def load_small(model: Model, part: Part, given: Model | None = None, causal: boo
   small = given
   if causal and not small.config.causal:
     raise ValueError(
-      f"{part.name}[{small.name}] sees both sides of a token (is_causal is false): "
-      "accepted is a causal model."
+      f"{part.name}[{small.name}] must be a causal model: this one sees both sides of a token "
+      "(is_causal is false)."
     )
   return sharing(model, small, f"{part.name}[{small.name}]")

@@ -93,8 +93,8 @@ def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
     nodes = arguments.get("nodes", min(DEFAULT_NODES, 1 + deepest))
     if nodes > 1 + deepest:
       raise ValueError(
-        f"nodes={nodes}: {path} guesses {deepest} tokens ahead, and a chain of "
-        f"them has {deepest + 1} nodes at most."
+        f"`nodes` must be at most {deepest + 1} for {path}, which guesses {deepest} tokens ahead, "
+        f"got {nodes}."
       )
     label, policy, _ = build_draft_length(
       length, model.config.width, nodes - 1, target=model.identity
@@ -113,7 +113,9 @@ def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
     if loaded.hit_rates is not None:
       choices = best_first(np.asarray(loaded.hit_rates), nodes)
     if arguments and nodes > len(choices) + 1:
-      raise ValueError(f"nodes={nodes}: {path} has a tree of {len(choices) + 1} nodes at most.")
+      raise ValueError(
+        f"`nodes` must be at most {len(choices) + 1}, the nodes of the tree of {path}, got {nodes}."
+      )
     if rows is not None:
       name, counts = _shared_rows(name, path, loaded, choices[: nodes - 1], rows)
       drafter = drafting.drafter(loaded.head, Static(choices[: nodes - 1]), counts)
@@ -132,9 +134,8 @@ def _shared_rows(
   label, budget = grammar.bind("drafter", part, grammar.parameters(allocate))
   if not isinstance(loaded.head, PseudoRows) or loaded.hit_rates is None:
     raise ValueError(
-      f"{name}/{label}: {path} has no pseudo rows, or no hit rates by which they "
-      "are shared out: accepted after hidden_transfer, ppd and "
-      "masked_slots."
+      f"{name}/{label} must follow hidden_transfer, ppd or masked_slots: {path} has no pseudo "
+      "rows, or no hit rates by which they are shared out."
     )
   return f"{name}/{label}", allocate(choices, loaded.hit_rates, **budget)
 

@@ -246,7 +246,9 @@ def with_schema(
   """
   names = [one.processor.name for one in used]
   if "grammar" not in names or model.tokenizer is None:
-    raise ValueError("json_schema: accepted by a decoder with processors=['json_schema'].")
+    raise ValueError(
+      "`json_schema` must be left out of a decoder without processors=['json_schema']."
+    )
   i = names.index("grammar")
   own = matchers(model.tokenizer, model.config.vocab_size, tuple(stop))
   rules = schemas.of_json_schema(json_schema, own, used[i].params.size)
@@ -268,9 +270,9 @@ def with_penalties(
   """
   names = [one.processor.name for one in used]
   if "penalties" not in names:
-    raise ValueError("penalties: accepted by a decoder with processors=['penalties'].")
+    raise ValueError("`penalties` must be left out of a decoder without processors=['penalties'].")
   if given.min_tokens and "stop_text" in names:
-    checks.refuse("min_tokens", given.min_tokens, "only 0 beside stop words of the decoder's own")
+    checks.refuse("min_tokens", given.min_tokens, "0 beside stop words of the decoder's own")
   i = names.index("penalties")
   mine = used[i]._replace(params=penalties_of(model, given, stop))
   return [*used[:i], mine, *used[i + 1 :]]
@@ -286,8 +288,8 @@ def check_budgets(used: Sequence[Used], budgets: Sequence[int]) -> None:
   for budget, one in itertools.product(budgets, used):
     if one.form is not None and (least := one.form.too_long(budget)) is not None:
       raise ValueError(
-        f"max_new_tokens={budget}: accepted with {one.shown} is {least} or more, "
-        "the tokens of its shortest text."
+        f"`max_new_tokens` must be at least {least}, the tokens of the shortest text of "
+        f"{one.shown}, got {budget}."
       )
 
 

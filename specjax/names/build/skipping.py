@@ -25,7 +25,9 @@ def skipping(
       fit those that the name gives in brackets.
   """
   if not isinstance(config, Config):
-    raise ValueError(f"skipping={name!r}: accepted for models of the Llama family.")
+    raise ValueError(
+      f"`skipping` must be None for a model that is not of the Llama family, got {name!r}."
+    )
   part = grammar.parse_one("skipping", name)
   builder = grammar.look_up("skipping", part, SKIPPINGS)
   canonical, numbers = grammar.bind("skipping", part, grammar.parameters(builder))

@@ -26,8 +26,8 @@ def _ends(model: Model, part: Part, batch: int) -> Array:
   if not ids:
     wanted = "end marker" if part.text is None else f"token {part.text!r}"
     raise ValueError(
-      f"{grammar.show([part])}: {model.name} has no {wanted}; accepted is the "
-      f"text of a token, as in {part.name}[<|endoftext|>]."
+      f"{grammar.show([part])}: {model.name} has no {wanted}; name the text of a token, as in "
+      f"{part.name}[<|endoftext|>]."
     )
   return jnp.tile(jnp.asarray([ids], jnp.int32), (batch, 1))
 

@@ -23,7 +23,9 @@ def build_tree(given: Any) -> tuple[str, Tree]:
   if not isinstance(given, Part):
     shape: Any = Static(given) if isinstance(given, Sequence) else given
     if type(shape) not in TREES.values():
-      raise ValueError(f"tree={given!r:.60}: accepted are a name, a tree, or a list of rank paths.")
+      raise ValueError(
+        f"`tree` must be a name, a tree, or a list of rank paths, got {given!r:.60}."
+      )
     return f"/{name_of(shape)}", shape
   if given.name == FILE:
     name, _ = grammar.bind("tree", given, {})
@@ -40,7 +42,7 @@ def build_tree(given: Any) -> tuple[str, Tree]:
   if missing := [key for key, default in known.items() if default is None and key not in numbers]:
     first, *others = known
     form = f"{given.name}-{first.upper()}" + "".join(f",{key}=NUMBER" for key in others)
-    raise ValueError(f"{where}: it needs {' and '.join(missing)}; accepted is {form}.")
+    raise ValueError(f"{where}: it needs {' and '.join(missing)}, as in {form}.")
   shape = trees.build(given.name, numbers, where)
   return f"/{name_of(shape)}", shape
 

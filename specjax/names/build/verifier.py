@@ -58,8 +58,8 @@ def build_verifier(
     name, target = verifier.name, model.target
   if verifier.temperature == "zero" and temperature > 0:
     raise ValueError(
-      f"verifier={name!r} is for temperature 0, not {temperature}: use "
-      "target_only, exact at any temperature."
+      f"`temperature` must be 0 for the verifier {name!r}, got {temperature}; target_only is exact "
+      "at any temperature."
     )
   return name, verifier, weights, target
 
@@ -68,7 +68,7 @@ def _named(model: Model, given: str) -> tuple[str, Verifier, Params, Target]:
   part, *more = grammar.parse("verifier", given)
   builder = grammar.look_up("verifier", part, VERIFIERS)
   if more:
-    raise ValueError(f"verifier={given!r}: accepted is one verifier.")
+    raise ValueError(f"`verifier` must be one verifier, got {given!r}.")
   name, arguments = grammar.bind("verifier", part, grammar.parameters(builder))
   verifier, target = builder(*arguments.values()), model.target
   weights = WEIGHTS.get(part.name, lambda *_: ())(model, part, name)

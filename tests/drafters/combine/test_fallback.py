@@ -173,7 +173,7 @@ def test_names():
   decoder = Decoder(cut(), name)
   assert decoder.name == name
   assert decoder.method.drafter.nodes == 16 and decoder.method.drafter.depth == 15
-  with pytest.raises(ValueError, match="accepted is NAME"):
+  with pytest.raises(ValueError, match=r"`drafter` must be NAME, NAME-NUMBER or.*got ''\."):
     Decoder(cut(), "prompt_lookup|")
-  with pytest.raises(ValueError, match=r"tree=.*accepted for"):
+  with pytest.raises(ValueError, match=r"`tree` must be left out.*, got "):
     Decoder(cut(), "prompt_lookup|medusa", tree=[[0]])

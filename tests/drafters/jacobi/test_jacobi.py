@@ -138,8 +138,8 @@ def test_first_guesses_and_how_they_move():
 @pytest.mark.parametrize(
   ("name", "words"),
   [
-    ("jacobi-1", "a draft has 2 to 4096 nodes"),
-    ("speculative_jacobi-1", "a draft has 2 to 4096 nodes"),
+    ("jacobi-1", "`drafter` must have between 2 and 4096 nodes.*, got 'jacobi-1'"),
+    ("speculative_jacobi-1", "must have between 2 and 4096 nodes.*, got 'speculative_jacobi-1'"),
     ("jacobi-8-2", "jacobi takes nodes=8"),
     (
       "lookahead-1,window=7,guesses=7",
@@ -147,8 +147,12 @@ def test_first_guesses_and_how_they_move():
     ),
     ("lookahead-5,window=0,guesses=7", "a window of 1 or more"),
     ("lookahead-5,window=7,guesses=0", "1 to 1024 guesses"),
-    ("lookahead-5,window=200,guesses=200", "here 1600; accepted are 1024 at most"),
-    ("lookahead-5,window=7,guesses=7,seeded=2", "seeded of lookahead is 0 or 1"),
+    (
+      "lookahead-5,window=200,guesses=200",
+      r"`\(window \+ guesses\) \(level - 1\)`, the nodes of lookahead, must be at most 1024, "
+      r"got 1600\.",
+    ),
+    ("lookahead-5,window=7,guesses=7,seeded=2", r"`seeded` must be 0 or 1, got 2\."),
     ("speculative_jacobi-4+prompt_lookup", "proposal 'coupled'"),
   ],
 )
@@ -159,7 +163,9 @@ def test_impossible_numbers_are_an_error(name, words):
 
 def test_a_depth_below_1_is_an_error():
   for name, given in (("jacobi", ()), ("speculative_jacobi", (TARGET,))):
-    with pytest.raises(ValueError, match=f"nodes=1: {name} drafts 1 token or more"):
+    with pytest.raises(
+      ValueError, match=f"`nodes` must be at least 2, so that {name} drafts a token, got 1"
+    ):
       DRAFTERS[name](*given, nodes=1)
 
 

@@ -302,8 +302,9 @@ def test_a_set_is_kept_in_a_file(tmp_path):
 
 
 @pytest.mark.parametrize("raw, words", [
-  ({"layers": L, "attention": [6], "mlp": []}, r"attention\[0\]=6"),
-  ({"layers": 40, "attention": [], "mlp": []}, "layers=40: accepted is 6"),
+  ({"layers": L, "attention": [6], "mlp": []},
+   r"`attention\[0\]` must be between 0 and 5, got 6\."),
+  ({"layers": 40, "attention": [], "mlp": []}, r"`layers` must be 6, those of the model, got 40\."),
   ({"layers": L, "attention": [1]}, "lacks 'mlp'"),
   ({"layers": L, "attention": [True], "mlp": []}, "True"),
   ([], "no JSON object"),
@@ -315,12 +316,24 @@ def test_a_file_that_is_no_set_is_refused(raw, words, tmp_path):
 
 
 @pytest.mark.parametrize("make, words", [
-  (lambda: self_speculative(OWN, 1), "nodes=1"), (lambda: layerskip(OWN, 4, L), "exit=6"),
-  (lambda: layerskip(OWN, 4, 0), "exit=0"), (lambda: dynamic_exit(OWN, 4, L), "every=6"),
-  (lambda: swift(OWN, 4, 0), "window=0"), (lambda: swift(OWN, 4, 8, 1.5), "skip=1.5"),
-  (lambda: swift(target(dataclasses.replace(CONFIG, layers=2))), "layers=2"),
-  (lambda: swift(table_model(8)), "type Target: accepted for swift is a LayeredTarget"),
-  (lambda: layerskip(table_model(8)), "type Target: accepted for layerskip is a LayeredTarget"),
+  (lambda: self_speculative(OWN, 1),
+   "`nodes` must be at least 2, so that self_speculative drafts a token, got "
+   r"1\."), (lambda: layerskip(OWN, 4, L),
+   r"`exit` between 1 and 5 of the model's layers for layerskip, got 4 and 6\."),
+  (lambda: layerskip(OWN, 4, 0),
+   "`exit` between 1 and 5 of the model's layers for layerskip, got 4 and "
+   r"0\."), (lambda: dynamic_exit(OWN, 4, L),
+   r"`every` between 1 and 5 layers for del, got 4 and 6\."),
+  (lambda: swift(OWN, 4, 0),
+   "`window` at least 1 and `skip` between 0 and 1 for swift, got 4, 0 and "
+   r"0\.45\."), (lambda: swift(OWN, 4, 8, 1.5),
+   r"`skip` between 0 and 1 for swift, got 4, 8 and 1\.5\."),
+  (lambda: swift(target(dataclasses.replace(CONFIG, layers=2))),
+   r"the model of swift must have at least 3 layers, got 2\."),
+  (lambda: swift(table_model(8)),
+   r"the target of swift must be a LayeredTarget, which shows.*got one of type Target\."),
+  (lambda: layerskip(table_model(8)),
+   r"the target of layerskip must be a LayeredTarget, which.*got one of type Target\."),
 ])  # fmt: skip
 def test_bad_numbers_are_refused(make, words):
   with pytest.raises(ValueError, match=words):

@@ -214,5 +214,7 @@ def test_greedy_tokens_are_those_of_plain_decoding_in_one_trace(keep):
 
 
 def test_it_drafts_one_token_at_least():
-  with pytest.raises(ValueError, match="nodes=1"):
+  with pytest.raises(
+    ValueError, match=(r"`nodes` must be at least 2, so that a draft model drafts a token, got 1\.")
+  ):
     adaptive_model(TABLE, constant(0), 1)

@@ -135,9 +135,13 @@ def test_other_lengths_and_budgets_are_one_trace():
 
 def test_what_does_not_fit_is_refused():
   model = network(SMALL, MASK)
-  with pytest.raises(ValueError, match="vocabulary of 8, the target one of 9"):
+  with pytest.raises(
+    ValueError, match=(r"the denoiser must have the target's vocabulary of 9, got one of 8\.")
+  ):
     drafters.denoiser(model, table_model(V + 1), DEPTH + 1)
-  with pytest.raises(ValueError, match="nodes=1"):
+  with pytest.raises(
+    ValueError, match=(r"`nodes` must be at least 2, so that a denoiser drafts a.*got 1 and None\.")
+  ):
     drafters.denoiser(model, TARGET, 1)
-  with pytest.raises(ValueError, match="canvas=3"):
+  with pytest.raises(ValueError, match="`canvas` have more slots than that, got 4 and 3"):
     drafters.denoiser(model, TARGET, DEPTH + 1, DEPTH)

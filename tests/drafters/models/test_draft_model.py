@@ -89,5 +89,7 @@ def test_its_distribution_is_what_its_tokens_were_drawn_from():
 
 
 def test_it_drafts_one_token_at_least():
-  with pytest.raises(ValueError, match="nodes=1"):
+  with pytest.raises(
+    ValueError, match=(r"`nodes` must be at least 2, so that a draft model drafts a token, got 1\.")
+  ):
     draft_model(TARGET, 1)

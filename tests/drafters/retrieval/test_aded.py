@@ -114,5 +114,8 @@ def test_a_corpus_of_answers_drafts_them(tmp_path):
 
 def test_impossible_numbers_are_an_error():
   for bad in ({"nodes": 1}, {"beam": 0}, {"gain": -1.0}, {"least": 1.1}, {"nodes": 99, "ahead": 1}):
-    with pytest.raises(ValueError, match="expected beam and ahead >= 1, gain >= 0, 0 <="):
+    with pytest.raises(
+      ValueError,
+      match=r"`nodes` must be between 2 and .*, `beam` and `ahead` at least 1, .*, got nodes=",
+    ):
       aded(**bad)

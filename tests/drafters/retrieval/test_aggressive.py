@@ -85,8 +85,10 @@ def test_a_source_that_is_the_answer_is_copied_whole(tmp_path):
   assert got.tokens == plain.tokens and got.passes <= 8 < plain.passes
   assert decoder.name == f"aggressive-8[{path}]"
   for name, words in (
-    (f"aggressive[{tmp_path}/no.txt]", "accepted is a file of text"),
-    ("aggressive-1", "2 to 4096 nodes"),
+    (f"aggressive[{tmp_path}/no.txt]",
+     r"must name a file of text \(\[Errno 2\] No such file or directory:"),
+    ("aggressive-1",
+     r"`drafter` must have between 2 and 4096 nodes, or be 'none', got 'aggressive-1'\."),
   ):  # fmt: skip
     with pytest.raises(ValueError, match=words):
       Decoder(model, name)

@@ -98,10 +98,25 @@ def test_answers_of_another_day_are_drafted(tmp_path):
 @pytest.mark.parametrize(
   ("settings", "words"),
   [
-    ({"nodes": 1}, "nodes=1, .*expected nodes >= 2"),
-    ({"shortest": 9}, "shortest=9, .*expected"),
-    ({"kept": 15}, r"kept=15: expected .*kept >= nodes \+ longest"),
-    ({"kept": 2**30}, r"accepted is less than 2\*\*31"),
+    (
+      {"nodes": 1},
+      "`nodes` must be at least 2, `shortest` between 1 and.*got nodes=1, longest=8, "
+      "shortest=2, per_match=2 and kept=3",
+    ),
+    (
+      {"shortest": 9},
+      "`shortest` between 1 and `longest`, `per_match` at least 0.*got nodes=8, longest=8, "
+      "shortest=9, per_match=2 and kept=3",
+    ),
+    (
+      {"kept": 15},
+      r"`kept` at least nodes \+ longest, got nodes=8, longest=8, shortest=2, per_match=2 and "
+      "kept=1",
+    ),
+    (
+      {"kept": 2**30},
+      r"`kept` must be less than 2\*\*31 / \(longest \+ 1\) tokens, got 1073741824\.",
+    ),
   ],
 )
 def test_impossible_numbers_are_an_error(settings, words):

@@ -88,11 +88,16 @@ def test_a_loop_is_drafted_to_full_depth():
 
 @pytest.mark.parametrize("settings", [{"per_match": -1}, {"branches": 0}])
 def test_impossible_numbers_are_an_error(settings):
-  with pytest.raises(ValueError, match=r"accepted is [01] or more"):
+  with pytest.raises(
+    ValueError, match=r"`(per_match|branches)` must be at least [01].*, got (-1|0)"
+  ):
     prompt_lookup(**settings)
 
 
 @pytest.mark.parametrize("settings", [{"nodes": 1}, {"shortest": 0}, {"shortest": 4, "longest": 3}])
 def test_impossible_settings_are_an_error(settings):
-  with pytest.raises(ValueError, match="expected nodes >= 2 and 1 <= shortest <= longest"):
+  with pytest.raises(
+    ValueError,
+    match="`nodes` must be at least 2 and `shortest` between 1 and `longest`, got nodes=",
+  ):
     prompt_lookup(**settings)

@@ -141,7 +141,9 @@ def test_the_command_writes_texts_and_answers(tmp_path, capsys):
   assert "record 1 has no text in field 'x'" in capsys.readouterr().err
   data.write_text(json.dumps({"prompt": [5, "six"], "answer": [7]}))
   assert main.main(["corpus", "--data", str(data), "--out", str(out)]) == 2
-  assert "record 1: prompt" in capsys.readouterr().err
+  assert (
+    "`prompt[1]` must be a whole number between 0 and 4095, got 'six'."
+  ) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,10 @@ def test_what_is_no_datastore_is_refused(tmp_path, write, words):
 
 def test_impossible_numbers_are_an_error():
   for bad in ({"nodes": 1}, {"shortest": 0}, {"shortest": 9}, {"longest": 17}, {"ahead": 0}):
-    with pytest.raises(ValueError, match="expected nodes >= 2, 1 <= shortest"):
+    with pytest.raises(
+      ValueError,
+      match=r"`nodes` must be at least 2, `shortest` between 1 and .* `ahead` .*, got nodes=",
+    ):
       rest(**bad)
   with pytest.raises(ValueError, match="a datastore needs one"):
     datastore.build([[]])
