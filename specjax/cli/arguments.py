@@ -130,7 +130,7 @@ class Chat(ModelOptions):
 class Serve(ModelOptions):
   """Answer OpenAI's protocol over HTTP, for chats and completions; needs specjax[serve].
 
-  There is no key and no encryption: beyond this machine, put a proxy before it.
+  There is no encryption: beyond this machine, put a proxy before it.
 
   Attributes:
     drafter: how to guess, as for `generate`.
@@ -145,6 +145,8 @@ class Serve(ModelOptions):
     seconds: time limit of an answer, waiting included.
     host: address to listen at; 0.0.0.0 is every one of this machine.
     port: 0 takes any that is free.
+    key: what clients must send as their key; by default none is asked for.
+    origins: web pages that may ask from a browser, such as https://example.org; * is all.
   """
 
   drafter: str = "none"
@@ -157,6 +159,8 @@ class Serve(ModelOptions):
   seconds: float = 300.0
   host: str = "127.0.0.1"
   port: int = 8000
+  key: str | None = None
+  origins: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

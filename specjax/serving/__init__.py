@@ -44,4 +44,4 @@ def command(args: Serve, load: Callable[[], Model]) -> None:
     )
     return Engine(decoder, max_length=most, queue=args.queue)
 
-  serve(make, args.host, args.port, args.seconds)
+  serve(make, args.host, args.port, args.seconds, args.key, args.origins)

@@ -1,6 +1,6 @@
 """The web application: OpenAI's endpoints over an engine.
 
-It reads no file and loads nothing that a client names. It asks for no key: where others than this
+It reads no file and loads nothing that a client names. It encrypts nothing: where others than this
 machine's users can reach it, a proxy must.
 """
 
@@ -11,7 +11,7 @@ import json
 import pathlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from specjax.serving.access import access
 from specjax.serving.answers import Answers, Piece
 from specjax.serving.engine import Engine
 from specjax.serving.fields import Refused, read
@@ -239,8 +240,10 @@ async def _refused(request: Request, error: Exception) -> Response:
   return JSONResponse(error.body, error.status, headers)
 
 
-def app(engine: Engine, seconds: float = 300.0) -> Starlette:
-  """The application; see `Server`. Whoever made the engine closes it.
+def app(
+  engine: Engine, seconds: float = 300.0, key: str | None = None, origins: Sequence[str] = ()
+) -> Starlette:
+  """The application; see `Server` and `access`. Whoever made the engine closes it.
 
   Raises:
     ValueError: the engine's model has no tokenizer.
@@ -262,6 +265,7 @@ def app(engine: Engine, seconds: float = 300.0) -> Starlette:
     routes.append(Route(path, endpoint, methods=["POST"]))
   web = Starlette(
     routes=routes,
+    middleware=access(key, origins),
     exception_handlers={Refused: _refused, HTTPException: _refused, Exception: _refused},
   )
   web.state.counts = server.counts

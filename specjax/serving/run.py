@@ -4,11 +4,12 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import uvicorn
 
 from specjax import checks
+from specjax.serving.access import access
 from specjax.serving.app import app, model_name
 from specjax.serving.engine import Engine
 
@@ -30,10 +31,12 @@ class Uvicorn(uvicorn.Server):
     cut.cancel()
 
 
-def configured(engine: Engine, seconds: float) -> uvicorn.Config:
+def configured(
+  engine: Engine, seconds: float, key: str | None = None, origins: Sequence[str] = ()
+) -> uvicorn.Config:
   """How the application runs: quietly, and without telling who serves it."""
   return uvicorn.Config(
-    app(engine, seconds),
+    app(engine, seconds, key, origins),
     log_level="warning",
     access_log=False,
     server_header=False,
@@ -66,18 +69,26 @@ def warm(engine: Engine) -> None:
     engine.submit([0] * max(1, min(T, engine.max_length - budget)), budget).wait()
 
 
-def serve(make: Callable[[], Engine], host: str, port: int, seconds: float) -> None:
+def serve(
+  make: Callable[[], Engine],
+  host: str,
+  port: int,
+  seconds: float,
+  key: str | None = None,
+  origins: Sequence[str] = (),
+) -> None:
   """Serves what `make` makes; returns after Ctrl-C or SIGTERM.
 
   Raises:
     ValueError: an address or a time that is not accepted, or what `make` and `app` refuse.
   """
   checks.number("seconds", seconds, above=0)
+  access(key, origins)  # before a model is loaded
   place = bound(host, port)
   before = {kind: signal.signal(kind, lambda *_: sys.exit(0)) for kind in SIGNALS}
   try:
     with place, make() as engine:
-      config = configured(engine, seconds)
+      config = configured(engine, seconds, key, origins)
       warm(engine)
       # uvicorn raises the signal that ended it once more, which must not end the process then.
       for kind in SIGNALS:

@@ -14,6 +14,7 @@ import threading
 import time
 import urllib.request
 
+import httpx2
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -84,10 +85,10 @@ def until(condition) -> None:
 
 
 @contextlib.contextmanager
-def running(engine, seconds: float = 60.0, grace: float = 0.2):
+def running(engine, seconds: float = 60.0, grace: float = 0.2, **access):
   """A server in a thread; (it, its port)."""
   with bound("127.0.0.1", 0) as place:
-    server = Uvicorn(configured(engine, seconds), engine, grace)
+    server = Uvicorn(configured(engine, seconds, **access), engine, grace)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [place]})
     thread.start()
     try:
@@ -726,6 +727,32 @@ def test_functions_are_called(client, model, engine, monkeypatch):
   )
   text = "user theassistant petsays cat ü"
   assert found.choices[0].message.content == alone(model, text, 40, **GREEDY).text
+
+
+def test_a_key_and_the_pages_that_may_ask(engine):
+  page = "https://example.org"
+  with running(engine, key="secret", origins=[page]) as (_, port):
+    for key, status in (("secret", 200), ("none", 401), (None, 401)):
+      headers = {"Origin": page} | ({} if key is None else {"Authorization": f"Bearer {key}"})
+      found = httpx2.get(f"http://127.0.0.1:{port}/v1/models", headers=headers)
+      assert found.status_code == status
+      assert found.headers["access-control-allow-origin"] == page
+    assert found.json()["error"]["code"] == "invalid_api_key"
+    assert httpx2.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    asking = {"Origin": page, "Access-Control-Request-Method": "POST"}
+    for origin, status in ((page, 200), ("https://other.org", 400)):
+      found = httpx2.options(
+        f"http://127.0.0.1:{port}/v1/chat/completions", headers=asking | {"Origin": origin}
+      )
+      assert found.status_code == status
+
+
+@pytest.mark.parametrize(
+  "access", [{"key": ""}, {"key": "a b"}, {"key": "ü"}, {"origins": ["example.org"]}]
+)
+def test_bad_access_is_refused(engine, access):
+  with pytest.raises(ValueError, match="must be"):
+    configured(engine, 60.0, **access)
 
 
 # --- What is refused
