@@ -413,6 +413,7 @@ def test_the_reference_is_whole():
 @pytest.mark.slow
 def test_the_reference_is_built(tmp_path):
   pytest.importorskip("mkdocs", reason="pip install .[docs]")
+  pytest.importorskip("material", reason="pip install .[docs]")
   command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
   subprocess.run(command, cwd=ROOT, check=True)
   assert "the very tokens of plain sampling" in (tmp_path / "api/verifiers/index.html").read_text()
