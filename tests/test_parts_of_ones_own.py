@@ -112,6 +112,8 @@ def test_a_processor_is_four_functions_and_a_row():
 
 
 OWN = """
+import functools
+
 import jax.numpy as jnp
 
 from specjax.diffusion.base import Policy
@@ -120,6 +122,7 @@ from specjax.drafters import stateless
 again = stateless("again", 3, lambda context: jnp.repeat(context.root, 3, 1))
 
 
+@functools.cache
 def repeat(nodes: int = 4, fewer: int = 0):
   depth = nodes - 1
   return stateless("repeat", depth, lambda context: jnp.repeat(context.root, depth - fewer, 1))

@@ -1,7 +1,6 @@
 """Methods of masked diffusion from names: a policy, and what decorates it."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -152,7 +151,7 @@ TRAINED: dict[str, Callable[[Model, Part], dict[str, Any]]] = {"learned": _filte
 def _own(name: str) -> Any:
   """The policy FILE.py:NAME: a Policy, or a function whose numbers make one."""
   found = own_file.read("policy", name)
-  made = found() if inspect.isfunction(found) else found
+  made = found() if callable(found) else found
   if not isinstance(made, Policy):
     checks.refuse("policy", made, "a Policy, or a function that returns one")
   return found
