@@ -44,7 +44,7 @@ lint: $(VENV)/.with-$(EXTRAS)
 	$(BIN)/mypy
 
 docs: $(VENV)/.with-docs
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 accelerator: $(VENV)/.with-$(CHIP)
 	$(BIN)/python benchmarks/accelerator.py

@@ -64,6 +64,14 @@ def the_drafter_is_lossless(scope, out):
   assert [r.tokens for r in drafted] == [r.tokens for r in plain]
 
 
+def it_is_exact(scope, out):
+  assert out == "exact: True\n"
+
+
+def the_list_is_reversed(scope, out):
+  assert out.split() == ["Leo", "Kim", "Bob", "Ada"]
+
+
 def it_runs(scope, out):
   pass
 
@@ -77,6 +85,10 @@ BLOCKS = {
   ("docs/how_to/serve.md", "In Python"): it_runs,
   ("docs/how_to/devices.md", "Several devices"): plain_and_fast_agree,
   ("docs/methods.md", "Names"): it_runs,
+  ("docs/add_a_method.md", "A drafter"): plain_and_fast_agree,
+  ("docs/add_a_method.md", "A head"): plain_and_fast_agree,
+  ("docs/add_a_method.md", "A verifier"): it_is_exact,
+  ("docs/add_a_method.md", "A policy"): the_list_is_reversed,
   ("docs/proofs.md", "Enumeration through the shipped loop"): it_runs,
 }
 
@@ -413,6 +425,7 @@ def test_the_reference_is_whole():
 @pytest.mark.slow
 def test_the_reference_is_built(tmp_path):
   pytest.importorskip("mkdocs", reason="pip install .[docs]")
+  pytest.importorskip("material", reason="pip install .[docs]")
   command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
   subprocess.run(command, cwd=ROOT, check=True)
   assert "the very tokens of plain sampling" in (tmp_path / "api/verifiers/index.html").read_text()

@@ -6,12 +6,17 @@ from typing import ClassVar
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cut import cut
 
 from specjax import trees
 from specjax.base import PROPOSALS, Processor, Proposal, Verifier
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.method import method as pair
 from specjax.draft_length.base import DraftLength
 from specjax.drafters import adaptive_model, draft_tree
+from specjax.drafters.stateless import chain_of, from_draft
+from specjax.names.load import load
 from specjax.sampling import RESIDUAL
 from specjax.testing import (
   Case,
@@ -150,3 +155,78 @@ def test_a_processor_is_four_functions_and_a_row():
     processed=lambda logits, tokens: np.where(np.arange(V) == 1, -np.inf, logits),
   )  # fmt: skip
   assert distance(fixed_draft([[0], [1]], [1, 0]), target_only(), (), case, (forbidden,)) < 1e-6
+
+
+OWN = """
+import functools
+
+import jax.numpy as jnp
+
+from specjax.diffusion.base import Policy
+from specjax.drafters import stateless
+
+again = stateless("again", 3, lambda context: jnp.repeat(context.root, 3, 1))
+
+
+@functools.cache
+def repeat(nodes: int = 4, fewer: int = 0):
+  depth = nodes - 1
+  return stateless("repeat", depth, lambda context: jnp.repeat(context.root, depth - fewer, 1))
+
+
+def flat():
+  return stateless("flat", 1, lambda context: context.root[:, 0])
+
+
+def all_at_once():
+  def select(params, memory, prediction):
+    return prediction.open, prediction.confidence, memory
+
+  return Policy("all_at_once", lambda B, W, V: (), select)
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "mine.py").write_text(OWN)
+
+
+@pytest.mark.parametrize(
+  "name", ["mine.py:again", "mine.py:repeat-3", "mine.py:repeat+prompt_lookup-4"]
+)
+def test_a_drafter_in_a_file_has_a_name(file, name):
+  assert Decoder(cut(), name).name == name
+
+
+@pytest.mark.slow
+def test_a_drafter_in_a_file_changes_no_token(file):
+  (drafted,), (plain,) = (Decoder(cut(), d)(["a pen"], 6) for d in ("mine.py:again", "none"))
+  assert drafted.tokens == plain.tokens
+
+
+def test_a_policy_in_a_file_has_a_name(file):
+  decoder = DiffusionDecoder(load("lists-3m"), "mine.py:all_at_once/dual", blocks=8)
+  assert decoder.name == "mine.py:all_at_once/fixed-8/dual"
+
+
+@pytest.mark.parametrize(
+  ("name", "words"),
+  [
+    ("absent.py:again", "drafter='absent.py:again': there is no file absent.py in "),
+    ("mine.py:never", "mine.py has no function never"),
+    ("mine.py:again-4", "mine.py:again takes no number"),
+    ("mine.py:all_at_once", "`drafter` must be a name, a Drafter, or a pair"),
+    ("mine.py:repeat-3,fewer=1", r"must be i32\[B, depth\], .* \(1, 2\), got int32 .* \(1, 1\)"),
+    ("mine.py:flat", r"must be i32\[B, depth\], .* shape \(1, 1\), got int32 of the shape \(1,\)"),
+  ],
+)
+def test_a_drafter_that_breaks_its_word_is_one_sentence(file, name, words):
+  with pytest.raises(ValueError, match=words):
+    Decoder(cut(), name)(["a pen"], 4)
+
+
+def test_a_draft_of_another_shape_is_one_sentence():
+  short = from_draft("short", 4, 3, lambda params, context: chain_of(context, context.root))
+  with pytest.raises(ValueError, match=r"`draft\.tokens` of drafter='short' must be int32\[B, nod"):
+    Decoder(cut(), short)(["a pen"], 4)

@@ -1,6 +1,5 @@
 """A head by name: one that the package has, or one in a file of the user's own."""
 
-import inspect
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +46,10 @@ def is_own(name: str) -> bool:
 
 def _config(build: Any) -> type | None:
   """The class that a function takes as `config`."""
-  kind = typing.get_type_hints(build).get("config") if inspect.isfunction(build) else None
+  try:
+    kind = typing.get_type_hints(build).get("config") if callable(build) else None
+  except TypeError:  # an object without annotations, such as a partial
+    kind = None
   return kind if isinstance(kind, type) else None
 
 

@@ -148,12 +148,21 @@ def _filter(model: Model, part: Part) -> dict[str, Any]:
 TRAINED: dict[str, Callable[[Model, Part], dict[str, Any]]] = {"learned": _filter}
 
 
+def _own(name: str) -> Any:
+  """The policy FILE.py:NAME: a Policy, or a function whose numbers make one."""
+  found = own_file.read("policy", name)
+  made = found() if callable(found) else found
+  if not isinstance(made, Policy):
+    checks.refuse("policy", made, "a Policy, or a function that returns one")
+  return found
+
+
 def _policy(model: Model, given: Any, batch: int) -> tuple[str, Policy, Params]:
   """(canonical name, policy, params) of a policy with what is added to it."""
   if not isinstance(given, str):
     return _open("policy", given, Policy, batch)
   first, *added = grammar.parse("policy", given)
-  mine = {first.name: own_file.read("policy", first.name)} if is_file(first.name) else {}
+  mine = {first.name: _own(first.name)} if is_file(first.name) else {}
   builder = grammar.look_up("policy", first, POLICIES, GUIDED, mine)
   own = TRAINED.get(first.name, lambda *_: {})(model, first)
   fixed: tuple[Any, ...] = ()

@@ -107,7 +107,7 @@ def builder_of(name: str) -> Callable[..., Drafter]:
   found = own_file.read("drafter", name)
   if isinstance(found, Drafter):
     return lambda: found
-  if not inspect.isfunction(found):
+  if not callable(found):
     checks.refuse("drafter", found, f"a Drafter or a function in {name.rpartition(':')[0]}")
   return found
 
