@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "rounded.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
@@ -280,14 +281,14 @@ struct Product {
   }
 };
 
-// Shares `outputs` out to XLA's own threads. A share that no other thread has begun is the caller's,
+// Shares `outputs` out to XLA's own threads, by multiples of `Step`. A share that no other thread has begun is the caller's,
 // so that it waits for none that is busy elsewhere.
-template <typename Work>
+template <int Step, typename Work>
 void share_out(ffi::ThreadPool& pool, int64_t outputs, int64_t size, Work work) {
   const int64_t threads = std::min<int64_t>(std::max<int64_t>(pool.num_threads(), 1), size / kShare);
   if (threads <= 1) return work.run(0, outputs);
   const int64_t even = (outputs + 4 * threads - 1) / (4 * threads);
-  const int64_t step = (even + kOutputs - 1) / kOutputs * kOutputs;
+  const int64_t step = (even + Step - 1) / Step * Step;
   const int64_t shares = (outputs + step - 1) / step;
   struct Counts {
     std::atomic<int64_t> begun{0}, done{0};
@@ -308,7 +309,7 @@ void share_out(ffi::ThreadPool& pool, int64_t outputs, int64_t size, Work work) 
 ffi::Error float_product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w,
                          ffi::ResultBuffer<ffi::F32> y) {
   const int64_t R = x.dimensions()[0], K = x.dimensions()[1], O = w.dimensions()[0];
-  share_out(pool, O, O * K,
+  share_out<kOutputs>(pool, O, O * K,
             Product<Floats>{x.typed_data(), {w.typed_data(), K}, y->typed_data(), R, K, O});
   return ffi::Error::Success();
 }
@@ -340,7 +341,47 @@ ffi::Error group_product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Any
       .eight = columns(low) == K,
       .shifted = columns(offset) > 0,
   };
-  share_out(pool, O, O * K, Product<Groups>{x.typed_data(), w, y->typed_data(), R, K, O});
+  share_out<kOutputs>(pool, O, O * K, Product<Groups>{x.typed_data(), w, y->typed_data(), R, K, O});
+  return ffi::Error::Success();
+}
+
+// R is any number here: a pass over a prompt and one over a token round rows alike.
+ffi::Error rounded_product(ffi::ThreadPool pool, ffi::Buffer<ffi::S8> x, ffi::Buffer<ffi::F32> unit,
+                           ffi::AnyBuffer low, ffi::AnyBuffer high, ffi::AnyBuffer scale,
+                           ffi::AnyBuffer offset, ffi::AnyBuffer scale_steps,
+                           ffi::AnyBuffer offset_steps, int64_t zero,
+                           ffi::ResultBuffer<ffi::F32> y) {
+  const int64_t R = x.dimensions()[0], K = x.dimensions()[1], O = scale.dimensions()[0];
+  auto columns = [](const ffi::AnyBuffer& b) { return static_cast<int64_t>(b.dimensions()[1]); };
+  auto steps = [&](const ffi::AnyBuffer& b) {
+    return columns(b) ? static_cast<const int8_t*>(b.untyped_data()) : nullptr;
+  };
+  const bool eight = columns(low) == K;
+  const rounded::Matrix w{
+      .inputs = K,
+      .outputs = O,
+      .low = static_cast<const uint8_t*>(low.untyped_data()),
+      .high = static_cast<const uint32_t*>(high.untyped_data()),
+      .scale = static_cast<const _Float16*>(scale.untyped_data()),
+      .offset = static_cast<const _Float16*>(offset.untyped_data()),
+      .scale_steps = steps(scale_steps),
+      .offset_steps = steps(offset_steps),
+      .scales = columns(scale),
+      .bits = eight ? 8 : static_cast<int>(4 + columns(high) * 32 / K),
+      .zero = static_cast<int>(zero) + (eight ? rounded::kMore : 0),
+      .halves = columns(scale_steps) * 16 == K,
+      .shifted = columns(offset) > 0,
+  };
+  static thread_local std::vector<rounded::Group> groups;
+  groups.resize(std::min(R, rounded::kRows) * K / kGroup);
+  for (int64_t r = 0; r < R; r += rounded::kRows) {
+    const int64_t rows = std::min(R - r, rounded::kRows);
+    share_out<1>(pool, K / kGroup, rows * K,
+                 rounded::Rows{x.typed_data() + r * K, unit.typed_data() + r * K / kGroup,
+                               groups.data(), rows, K, w.zero, w.halves});
+    share_out<rounded::kLanes>(
+        pool, O, O * K, rounded::Product{groups.data(), w, y->typed_data() + r * O, rows});
+  }
   return ffi::Error::Success();
 }
 
@@ -356,6 +397,20 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(FloatProduct, float_product,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(GroupProduct, group_product,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Attr<int64_t>("zero")
+                                  .Ret<ffi::Buffer<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(RoundedProduct, rounded_product,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::S8>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
