@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,11 @@
 #include <immintrin.h>
 #elif defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
+#endif
+#if defined(__AMX_INT8__) && defined(__AVX512BW__) && defined(__linux__)
+#define SPECJAX_TILES 1
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace rounded {
@@ -39,6 +45,7 @@ constexpr int kMore = 128;
 constexpr int kGroup = 32;
 constexpr int kQuads = kGroup / 4;  // of numbers that are multiplied at once
 constexpr int64_t kRows = 64;       // whose groups stay in the second cache
+constexpr int kTileRows = 16;       // read at once, so that as many may follow the last one
 
 typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
@@ -53,9 +60,10 @@ struct Group {
   int32_t start[2];
 };
 
-// The products of one row's numbers with `Count` quads of the outputs' numbers, added to a sum.
+// The sums of the products of one row's numbers with `Count` quads of the outputs' numbers.
 template <int Bits, int Count>
-inline Ints dot(Ints sum, const Words* w, const int8_t* x) {
+inline Ints dot(const int8_t* x, const Words* w) {
+  Ints sum = {};
   auto quad = [&](int i) {
     int32_t four;
     std::memcpy(&four, x + 4 * i, 4);
@@ -111,6 +119,41 @@ inline Ints dot(Ints sum, const Words* w, const int8_t* x) {
   return sum;
 }
 
+#if defined(SPECJAX_TILES)
+constexpr int kFewest = 12;  // rows for which a tile of 16 is quicker
+
+// Whether the system lets this process have tiles.
+inline bool tiles() {
+  constexpr int kAsk = 0x1023, kData = 18;
+  static const bool allowed = syscall(SYS_arch_prctl, kAsk, kData) == 0;
+  return allowed;
+}
+
+// Tiles for the time of a panel: 0 and 3 are sums, 1 has rows and 2 numbers of `Bytes` each.
+template <int Bytes>
+struct Tiles {
+  Tiles() {
+    struct alignas(64) {
+      uint8_t palette = 1, first = 0, reserved[14] = {};
+      uint16_t bytes[16] = {64, Bytes, 64, 64};
+      uint8_t rows[16] = {kTileRows, kTileRows, Bytes / 4, kTileRows};
+    } shape;
+    _tile_loadconfig(&shape);
+  }
+  ~Tiles() { _tile_release(); }
+};
+
+// The sums of 16 rows' products with `Bytes` numbers, those of each row for kLanes outputs.
+template <int Bytes>
+inline void dot_tile(const int8_t* x, const Words* w, Ints* sums) {
+  _tile_zero(0);
+  _tile_loadd(1, x, sizeof(Group));
+  _tile_loadd(2, w, sizeof(Words));
+  _tile_dpbsud(0, 1, 2);
+  _tile_stored(0, sums, sizeof(Ints));
+}
+#endif
+
 // Of each run of 4 lanes: those of a, or 4 further on those of b.
 template <int A, int B, int C, int D, int... I>
 inline Words mix(Words a, Words b, std::integer_sequence<int, I...>) {
@@ -163,6 +206,64 @@ inline void columns(const uint8_t* at, int64_t step, int64_t bytes, Words* v) {
   v[2] = mix<0, 1, 4, 5>(rest_ab, rest_cd);
   v[3] = mix<2, 3, 6, 7>(rest_ab, rest_cd);
 }
+
+// Values of `Size` bytes, `count` in each of kLanes rows, one of each row after the other.
+template <int Size>
+struct Values {
+  static constexpr int kOfWord = 4 / Size, kRead = 16 / Size;
+  const uint8_t* at;
+  int64_t count;
+  Words v[4];
+
+  Values(const void* of, int64_t first, int64_t count)
+      : at(static_cast<const uint8_t*>(of) + first * count * Size), count(count) {}
+
+  // Value i of each row, below other bits; i counts from 0 without leaving one out.
+  Words next(int64_t i) {
+    if (i % kRead == 0) columns(at + i * Size, count * Size, (count - i) * Size, v);
+    return v[i % kRead / kOfWord] >> static_cast<int>(8 * Size * (i % kOfWord));
+  }
+};
+
+// The floats of 16 bits in the low halves of words. Small ones are exact, whatever the processor's
+// mode is.
+inline Vector halves(Words v) {
+#if defined(__AVX512BW__)
+  return (Vector)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)v));
+#elif defined(__AVX2__) && defined(__F16C__)
+  const __m256i low = (__m256i)(v & 0xffff);
+  return (Vector)_mm256_cvtph_ps(
+      _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
+#else
+  Vector out;
+  for (int l = 0; l < kLanes; ++l) {
+    const uint16_t bits = v[l];
+    _Float16 half;
+    std::memcpy(&half, &bits, sizeof half);
+    out[l] = half;
+  }
+  return out;
+#endif
+}
+
+// What a panel's numbers are worth, or its offsets, group after group: halves, times steps.
+struct Line {
+  Values<2> unit;
+  Values<1> step;
+  bool stepped;
+  int64_t each;  // values of a half
+  Vector own;
+
+  Line(const _Float16* unit, const int8_t* step, int64_t first, int64_t units, int64_t count)
+      : unit(unit, first, units), step(step, first, count), stepped(step != nullptr),
+        each(count / units) {}
+
+  Vector next(int64_t i) {
+    if (i % each == 0) own = halves(unit.next(i / each));
+    if (!stepped) return own;
+    return own * __builtin_convertvector((Ints)(step.next(i) << 24) >> 24, Vector);
+  }
+};
 
 // Bits 4 i to 4 i + 3 of each lane, one a byte, as bit `at`.
 inline Words spread(Words bits, int i, int at) {
@@ -250,78 +351,29 @@ struct Product {
       panel<Bits, false, false>(first, from, stop);
   }
 
-  // The scales or the offsets of a panel: f32[kLanes, few * each].
-  static void values(const _Float16* of, const int8_t* steps, int64_t few, int64_t each,
-                     int64_t first, float* out) {
-    const int64_t size = kLanes * few;
-    of += first * few;
-    if (steps == nullptr) return widen(of, size, each, out);
-    steps += first * few * each;
-    if (each == 8) return times<8>(of, steps, size, out);
-    if (each == 16) return times<16>(of, steps, size, out);
-    for (int64_t i = 0; i < size * each; ++i) out[i] = static_cast<float>(of[i / each]) * steps[i];
-  }
-
-  static void widen(const _Float16* of, int64_t size, int64_t each, float* out) {
-    int64_t i = 0;
-#if defined(__F16C__)
-    for (; each == 1 && i + 8 <= size; i += 8) {
-      __m128i eight;
-      std::memcpy(&eight, of + i, sizeof eight);
-      _mm256_storeu_ps(out + i, _mm256_cvtph_ps(eight));
-    }
-#endif
-    for (; i < size; ++i) std::fill_n(out + i * each, each, static_cast<float>(of[i]));
-  }
-
-  template <int Each>
-  static void times(const _Float16* of, const int8_t* steps, int64_t size, float* out) {
-    for (int64_t i = 0; i < size; ++i) {
-#if defined(__AVX2__) && defined(__F16C__)
-      int16_t half;
-      std::memcpy(&half, of + i, sizeof half);
-      const __m256 unit = _mm256_cvtph_ps(_mm_set1_epi16(half));
-      for (int j = 0; j < Each; j += 8, steps += 8, out += 8) {
-        const __m256i eight = _mm256_cvtepi8_epi32(_mm_loadu_si64(steps));
-        _mm256_storeu_ps(out, _mm256_mul_ps(_mm256_cvtepi32_ps(eight), unit));
-      }
-#else
-      const float unit = of[i];
-      for (int j = 0; j < Each; ++j) *out++ = unit * *steps++;
-#endif
-    }
-  }
-
   template <int Bits, bool Halves, bool Shifted>
   void panel(int64_t first, int64_t from, int64_t stop) const {
     constexpr int P = Bits == 8 ? 0 : Bits - 4, kScales = Halves ? 2 : 1;
-    const int64_t count = w.inputs / kGroup, row = w.inputs * (Bits == 8 ? 8 : 4) / 8;
-    static thread_local std::vector<float> held;
-    held.resize(kLanes * count * (kScales + 1));
-    float *scales = held.data(), *offsets = scales + kLanes * count * kScales;
-    values(w.scale, w.scale_steps, w.scales, count * kScales / w.scales, first, scales);
-    if (Shifted) values(w.offset, w.offset_steps, w.scales, count / w.scales, first, offsets);
-    const auto *scale_bytes = reinterpret_cast<const uint8_t*>(scales),
-               *offset_bytes = reinterpret_cast<const uint8_t*>(offsets),
-               *high = reinterpret_cast<const uint8_t*>(w.high + first * count * P);
+    constexpr int kBytes = Bits == 8 ? 32 : 16, kLine = 64, kPart = kGroup / kScales;
+    const int64_t count = w.inputs / kGroup, row = count * kBytes;
     const uint8_t* low = w.low + first * row;
-
+    const uint32_t* high = w.high + first * count * P;
+    Line scales(w.scale, w.scale_steps, first, w.scales, count * kScales);
+    Line offsets(w.offset, w.offset_steps, first, w.scales, count);
+    Values<4> bits(w.high, first, count * P);
     Vector sum[kRows] = {};
-    Words scale[4], offset[4], bits[4], numbers[kQuads];
-    // v[i % 4] becomes column i of rows of `each` columns for a group.
-    auto next = [&](const uint8_t* at, int64_t each, int64_t g, Words* v) {
-      if (g * each % 4 == 0)
-        columns(at + 4 * g * each, 4 * count * each, 4 * (count - g) * each, v);
-    };
+    alignas(64) Words numbers[kQuads];
+#if defined(SPECJAX_TILES)
+    const bool tiled = rows >= kFewest && tiles();
+    std::optional<Tiles<kPart>> held;
+    if (tiled) held.emplace();
+#endif
     for (int64_t g = 0; g < count; ++g) {
-      constexpr int kLine = 64, kLines = kLanes * (Bits == 8 ? 32 : 16) / kLine;
-      for (int i = 0; i < kLines; ++i)
-        __builtin_prefetch(low + kLanes * row + (g * kLines + i) * kLine, 0, 2);
-      if constexpr (P > 0)
-        for (int i = 0; i < kLanes * P * 4; i += kLine)
-          __builtin_prefetch(high + kLanes * count * P * 4 + g * kLanes * P * 4 + i, 0, 2);
-      next(scale_bytes, kScales, g, scale);
-      if constexpr (Shifted) next(offset_bytes, 1, g, offset);
+      // The next panel, which lies behind this one.
+      for (int i = 0; i < kLanes * kBytes; i += kLine)
+        __builtin_prefetch(low + kLanes * (row + g * kBytes) + i, 0, 2);
+      for (int i = 0; i < kLanes * P * 4; i += kLine)
+        __builtin_prefetch(high + kLanes * (count + g) * P + i / 4, 0, 2);
       if constexpr (Bits == 8) {
         columns(low + g * 32, row, 16, numbers);
         columns(low + g * 32 + 16, row, 16, numbers + 4);
@@ -332,30 +384,39 @@ struct Product {
           numbers[4 + i] = numbers[i] >> 4 & 0x0f0f0f0f;
           numbers[i] &= 0x0f0f0f0f;
         }
-        if constexpr (P > 0) {
-          next(high, P, g, bits);
 #pragma GCC unroll 2
-          for (int p = 0; p < P; ++p)
+        for (int p = 0; p < P; ++p) {
+          const Words plane = bits.next(g * P + p);
 #pragma GCC unroll 8
-            for (int i = 0; i < kQuads; ++i)
-              numbers[i] |= spread(bits[(g * P + p) % 4], i, 4 + p);
+          for (int i = 0; i < kQuads; ++i) numbers[i] |= spread(plane, i, 4 + p);
         }
       }
-      const Vector s = (Vector)scale[g * kScales % 4];
-      const Vector t = (Vector)scale[(g * kScales + kScales - 1) % 4];
-      const Vector b = (Vector)offset[g % 4];
+      const Vector s = scales.next(g * kScales), t = Halves ? scales.next(2 * g + 1) : s;
+      const Vector b = Shifted ? offsets.next(g) : Vector{};
       const Group* own = x + g * rows;
-      for (int64_t r = 0; r < rows; ++r, ++own) {
-        Ints q = Ints{} + own->start[0];
-        q = dot<Bits, Halves ? kQuads / 2 : kQuads>(q, numbers, own->numbers);
-        Vector v = __builtin_convertvector(q, Vector) * s;
-        if constexpr (Halves) {
-          q = Ints{} + own->start[1];
-          q = dot<Bits, kQuads / 2>(q, numbers + kQuads / 2, own->numbers + kGroup / 2);
-          v += __builtin_convertvector(q, Vector) * t;
+      auto add = [&](int64_t r, Ints q, Ints rest) {
+        Vector v = __builtin_convertvector(q + own[r].start[0], Vector) * s;
+        if constexpr (Halves) v += __builtin_convertvector(rest + own[r].start[1], Vector) * t;
+        sum[r] += v * own[r].scale;
+        if constexpr (Shifted) sum[r] += b * own[r].sum;
+      };
+      int64_t r = 0;
+#if defined(SPECJAX_TILES)
+      if (tiled) {  // all sums first, so that a tile waits for no other's
+        alignas(64) Ints q[kRows], rest[kRows];
+        for (; r + kFewest <= rows; r += kTileRows) {
+          dot_tile<kPart>(own[r].numbers, numbers, q + r);
+          if constexpr (Halves)
+            dot_tile<kPart>(own[r].numbers + kPart, numbers + kPart / 4, rest + r);
         }
-        sum[r] += v * own->scale;
-        if constexpr (Shifted) sum[r] += b * own->sum;
+        r = std::min(r, rows);
+        for (int64_t i = 0; i < r; ++i) add(i, q[i], rest[i]);
+      }
+#endif
+      for (; r < rows; ++r) {
+        const int8_t* mine = own[r].numbers;
+        const Ints q = dot<Bits, kPart / 4>(mine, numbers);
+        add(r, q, Halves ? dot<Bits, kPart / 4>(mine + kPart, numbers + kPart / 4) : q);
       }
     }
     const int64_t skipped = from - first, kept = std::min<int64_t>(kLanes, stop - first) - skipped;

@@ -373,7 +373,7 @@ ffi::Error rounded_product(ffi::ThreadPool pool, ffi::Buffer<ffi::S8> x, ffi::Bu
       .shifted = columns(offset) > 0,
   };
   static thread_local std::vector<rounded::Group> groups;
-  groups.resize(std::min(R, rounded::kRows) * K / kGroup);
+  groups.resize(std::min(R, rounded::kRows) * K / kGroup + rounded::kTileRows);
   for (int64_t r = 0; r < R; r += rounded::kRows) {
     const int64_t rows = std::min(R - r, rounded::kRows);
     share_out<1>(pool, K / kGroup, rows * K,
