@@ -11,6 +11,6 @@ setup(
   package_data={
     "specjax.zoo": ["*/*"],
     "specjax.eval": ["questions.txt"],
-    "specjax.kernels.skinny": ["*.cc"],
+    "specjax.kernels.skinny": ["*.cc", "*.h"],
   },
 )

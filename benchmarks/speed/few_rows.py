@@ -1,4 +1,4 @@
-"""A target pass over N nodes with XLA's products, with those in C++, and in a GGUF file's own bits.
+"""A target pass over N nodes with XLA's products, with those in C++, and with weights of few bits.
 
     python benchmarks/speed/few_rows.py --model smollm2-135m
 
@@ -20,7 +20,15 @@ from specjax.eval import report, table, timing, verify_cost
 from specjax.kernels.skinny import build
 from specjax.models import transformer
 
-WAYS = {"xla": "float", "skinny": "float", "native": "native"}  # how weights lie in each
+# How weights lie in each, and what they multiply.
+WAYS = {
+  "xla": ("float", "float"),
+  "skinny": ("float", "float"),
+  "native": ("native", "float"),
+  "native/int8": ("native", "int8"),
+  "int4": ("int4", "float"),
+  "int4/int8": ("int4", "int8"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +72,10 @@ def main(config: Config) -> None:
   if jax.device_count() > 1 or not build.available():
     raise ValueError("the products in C++ need one CPU and a C++ compiler.")
   kinds = dict.fromkeys(WAYS[name] for name in config.ways)
-  models = {kind: specjax.load(config.model, weights=kind) for kind in kinds}
+  models = {
+    (weights, activations): specjax.load(config.model, weights=weights, activations=activations)
+    for weights, activations in kinds
+  }
   capacity = config.context + max(64, *config.nodes)
   ways = [Way(name, models[WAYS[name]], config.context, capacity) for name in config.ways]
   loops = [functools.partial(way.passes, n) for way in ways for n in config.nodes]

@@ -26,7 +26,12 @@ def serves(x: Array, w: Array, dtype: DTypeLike) -> bool:
 
 def serves_groups(x: Array) -> bool:
   """Whether `group_product` takes x [..., K], where the matrix has values of float32."""
-  suits = x.dtype == jnp.float32 and 0 < x.size <= ROWS * x.shape[-1]
+  return x.size <= ROWS * x.shape[-1] and serves_rounded(x)
+
+
+def serves_rounded(x: Array) -> bool:
+  """Whether `rounded_product` takes x [..., K] in 8 bits, where it has float32."""
+  suits = x.dtype == jnp.float32 and x.size > 0
   return suits and platform() == "cpu" and jax.device_count() == 1 and build.available()
 
 
@@ -37,8 +42,7 @@ def product(x: Array, w: Array) -> Array:
   A row's result does not depend on the rows beside it, bit for bit, nor on how many they are.
   Derivatives are XLA's.
   """
-  shape = jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32)
-  return jax.ffi.ffi_call(build.FLOATS, shape, vmap_method="sequential")(x, w)
+  return jax.ffi.ffi_call(build.FLOATS, _outputs(x, w), vmap_method="sequential")(x, w)
 
 
 @product.defjvp
@@ -63,6 +67,29 @@ def group_product(
 
   It is `product` of the values, bit for bit. It has no derivatives.
   """
-  shape = jax.ShapeDtypeStruct((x.shape[0], low.shape[0]), jnp.float32)
-  call = jax.ffi.ffi_call(build.GROUPS, shape, vmap_method="sequential")
+  call = jax.ffi.ffi_call(build.GROUPS, _outputs(x, low), vmap_method="sequential")
   return call(x, low, high, scale, offset, scale_steps, offset_steps, zero=np.int64(zero))
+
+
+def rounded_product(
+  x: Array,
+  unit: Array,
+  low: Array,
+  high: Array,
+  scale: Array,
+  offset: Array,
+  scale_steps: Array,
+  offset_steps: Array,
+  zero: int,
+) -> Array:
+  """x i8[R, K], each 32 worth unit f32[R, K / 32], times a `Groups` of values [O, K] -> f32[R, O].
+
+  Rows may be any number, and a row's result does not depend on it, bit for bit. Products of whole
+  numbers are summed exactly. It has no derivatives.
+  """
+  call = jax.ffi.ffi_call(build.ROUNDED, _outputs(x, low), vmap_method="sequential")
+  return call(x, unit, low, high, scale, offset, scale_steps, offset_steps, zero=np.int64(zero))
+
+
+def _outputs(x: Array, w: Array) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32)

@@ -20,10 +20,10 @@ import jaxlib
 from specjax import fingerprint
 
 SOURCE = pathlib.Path(__file__).with_name("skinny.cc")
+_TEXTS = [SOURCE.read_text(), SOURCE.with_name("rounded.h").read_text()]
 # Programs name their products so: those that were compiled for another source do not run.
-FLOATS, GROUPS = (
-  f"specjax_skinny_{kind}_{fingerprint.digest([SOURCE.read_text()])}"
-  for kind in ("floats", "groups")
+FLOATS, GROUPS, ROUNDED = (
+  f"specjax_skinny_{kind}_{fingerprint.digest(_TEXTS)}" for kind in ("floats", "groups", "rounded")
 )
 _COMPILERS = ("g++", "clang++", "c++")
 _OPTIONS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-w")
@@ -55,7 +55,7 @@ def compiled() -> pathlib.Path:
   arm = platform.machine() in ("arm64", "aarch64")
   command = [*compiler(), "-mcpu=native" if arm else "-march=native"]
   macros = _run([*command, "-dM", "-E", "-x", "c++", os.devnull])
-  key = fingerprint.digest([SOURCE.read_text(), jaxlib.__version__, *command, *_OPTIONS, macros])
+  key = fingerprint.digest([*_TEXTS, jaxlib.__version__, *command, *_OPTIONS, macros])
   folder = fingerprint.cache_dir() / "kernels"
   path = folder / f"skinny-{key}.so"
   if not path.exists():
@@ -69,12 +69,16 @@ def compiled() -> pathlib.Path:
 
 @functools.cache
 def available() -> bool:
-  """Whether programs may name FLOATS and GROUPS, which this registers; if not it says why."""
+  """Whether programs may name these products, which this registers; if not it says why."""
   try:
     library = ctypes.CDLL(str(compiled()))
   except OSError as error:
     print(f"{error}: products of a few rows are left to XLA, which takes longer.", file=sys.stderr)
     return False
-  for target, product in ((FLOATS, library.FloatProduct), (GROUPS, library.GroupProduct)):
+  for target, product in (
+    (FLOATS, library.FloatProduct),
+    (GROUPS, library.GroupProduct),
+    (ROUNDED, library.RoundedProduct),
+  ):
     jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(product), platform="cpu")
   return True

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "rounded.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
@@ -161,10 +162,10 @@ struct Groups {
   const uint32_t* high;   // further bits of 32 numbers, plane by plane
   const _Float16* scale;  // of 2^scaled numbers each
   const _Float16* offset;
-  const int8_t* scale_steps;  // of 2^grouped numbers each; null where all are 1
+  const int8_t* scale_steps;  // of 2^unit numbers each; null where all are 1
   const int8_t* offset_steps;
   int64_t planes;
-  int scaled, grouped, zero;
+  int scaled, unit, zero;
   bool eight, shifted;
 
   int64_t step() const { return kPiece; }
@@ -187,42 +188,74 @@ struct Groups {
 
   template <int P, bool Eight>
   void widen(int64_t o, int64_t start, int64_t size, float* y) const {
-    const int64_t first = o * inputs;
-    for (int64_t k = start; k < start + size; k += kGroup, y += kGroup) {
-      Ints q[2];
-      if constexpr (Eight) {
-        for (int half = 0; half < 2; ++half) {
-          Bytes b;
-          std::memcpy(&b, low + first + k + 16 * half, sizeof b);
-          q[half] = __builtin_convertvector(b ^ 128, Ints) - 128;
-        }
-      } else {
-        Bytes b;
-        std::memcpy(&b, low + (first + k) / 2, sizeof b);
-        q[0] = __builtin_convertvector(b & 15, Ints);
-        q[1] = __builtin_convertvector(b >> 4, Ints);
-        for (int p = 0; p < P; ++p) {
-          const int bits = static_cast<int>(high[(first + k) / kGroup * P + p]);
-          for (int half = 0; half < 2; ++half)
-            q[half] |= ((Ints{} + (bits >> 16 * half)) >> kLane & 1) << (4 + p);
-        }
-      }
-      auto [s, b] = line(o, k);
-      for (int half = 0; half < 2; ++half) {
-        if (half == 1 && grouped == 4) std::tie(s, b) = line(o, k + 16);
-        const Wide v = __builtin_convertvector(q[half] - zero, Wide) * s + b;
-        std::memcpy(y + 16 * half, &v, sizeof v);
-      }
+    const int64_t first = o * inputs + start, groups = size / kGroup;
+    float scales[kPiece / 16], offsets[kPiece / 16] = {};
+    lines(scale, scale_steps, first, size, scales);
+    if (shifted) lines(offset, offset_steps, first, size, offsets);
+    const uint8_t* at = low + first / (Eight ? 1 : 2);
+    const uint32_t* words = high + first / kGroup * P;
+    const int each = unit == 4 ? 2 : 1;  // lines of a group
+    for (int64_t g = 0; g < groups; ++g, at += Eight ? 32 : 16, words += P, y += kGroup) {
+      const int64_t i = g * each, j = i + each - 1;
+      const Wide v = values<P, Eight, false>(at, words, scales[i], offsets[i]);
+      const Wide rest = values<P, Eight, true>(at, words, scales[j], offsets[j]);
+      std::memcpy(y, &v, sizeof v);
+      std::memcpy(y + 16, &rest, sizeof rest);
     }
   }
 
-  // The scale and the offset of number k of an output.
-  std::pair<float, float> line(int64_t o, int64_t k) const {
-    const int64_t scales = (o * inputs + k) >> scaled, groups = (o * inputs + k) >> grouped;
-    float s = scale[scales], b = shifted ? static_cast<float>(offset[scales]) : 0.f;
-    if (scale_steps != nullptr) s *= scale_steps[groups];
-    if (offset_steps != nullptr) b *= offset_steps[groups];
-    return {s, b};
+  // The scales or offsets of numbers from `first` on, each for 2^unit of them.
+  void lines(const _Float16* halves, const int8_t* steps, int64_t first, int64_t size,
+             float* out) const {
+    const int more = scaled - unit;
+    const int64_t stop = (first + size) >> unit;
+    for (int64_t i = first >> unit; i < stop;) {
+#if defined(__AVX2__) && defined(__F16C__)
+      if (i + 8 <= stop && (more == 0 || i % 8 == 0 && more >= 3)) {
+        __m128i eight;
+        std::memcpy(&eight, halves + (i >> more), more == 0 ? 16 : 2);
+        __m256 v = _mm256_cvtph_ps(more == 0 ? eight : _mm_broadcastw_epi16(eight));
+        if (steps != nullptr)
+          v = _mm256_mul_ps(v, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadu_si64(steps + i))));
+        _mm256_storeu_ps(out, v);
+        i += 8, out += 8;
+        continue;
+      }
+#endif
+      *out++ = static_cast<float>(halves[i >> more]) * (steps == nullptr ? 1 : steps[i]);
+      ++i;
+    }
+  }
+
+  // Half of a group: numbers 0 to 15, or the rest.
+  template <int P, bool Eight, bool Rest>
+  Wide values(const uint8_t* at, const uint32_t* words, float scale, float offset) const {
+    auto worth = [&](Ints q) { return __builtin_convertvector(q - zero, Wide) * scale + offset; };
+    Bytes b;
+    std::memcpy(&b, at + (Eight && Rest ? 16 : 0), sizeof b);
+#if defined(__AVX512F__)
+    Ints q = (Ints)(Eight ? _mm512_cvtepi8_epi32((__m128i)b) : _mm512_cvtepu8_epi32((__m128i)b));
+    if constexpr (Eight) return worth(q);
+    if constexpr (Rest) q >>= 4;
+    // 4 bits have 16 values, which are looked up; other bits of q are not looked at.
+    if constexpr (P == 0) return (Wide)_mm512_permutexvar_ps((__m512i)q, (__m512)worth(kLane));
+    q &= 15;
+    for (int p = 0; p < P; ++p) {
+      const __mmask16 on = words[p] >> (Rest ? 16 : 0);
+      q = (Ints)_mm512_mask_or_epi32((__m512i)q, on, (__m512i)q, _mm512_set1_epi32(16 << p));
+    }
+    return worth(q);
+#else
+    Ints q;
+    if constexpr (Eight) {
+      q = __builtin_convertvector(b ^ 128, Ints) - 128;
+    } else {
+      q = __builtin_convertvector(Rest ? b >> 4 : b & 15, Ints);
+      for (int p = 0; p < P; ++p)
+        q |= ((Ints{} + static_cast<int>(words[p] >> (Rest ? 16 : 0))) >> kLane & 1) << (4 + p);
+    }
+    return worth(q);
+#endif
   }
 };
 
@@ -280,14 +313,14 @@ struct Product {
   }
 };
 
-// Shares `outputs` out to XLA's own threads. A share that no other thread has begun is the caller's,
+// Shares `outputs` out to XLA's own threads, by multiples of `Step`. A share that no other thread has begun is the caller's,
 // so that it waits for none that is busy elsewhere.
-template <typename Work>
+template <int Step, typename Work>
 void share_out(ffi::ThreadPool& pool, int64_t outputs, int64_t size, Work work) {
   const int64_t threads = std::min<int64_t>(std::max<int64_t>(pool.num_threads(), 1), size / kShare);
   if (threads <= 1) return work.run(0, outputs);
   const int64_t even = (outputs + 4 * threads - 1) / (4 * threads);
-  const int64_t step = (even + kOutputs - 1) / kOutputs * kOutputs;
+  const int64_t step = (even + Step - 1) / Step * Step;
   const int64_t shares = (outputs + step - 1) / step;
   struct Counts {
     std::atomic<int64_t> begun{0}, done{0};
@@ -308,7 +341,7 @@ void share_out(ffi::ThreadPool& pool, int64_t outputs, int64_t size, Work work) 
 ffi::Error float_product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w,
                          ffi::ResultBuffer<ffi::F32> y) {
   const int64_t R = x.dimensions()[0], K = x.dimensions()[1], O = w.dimensions()[0];
-  share_out(pool, O, O * K,
+  share_out<kOutputs>(pool, O, O * K,
             Product<Floats>{x.typed_data(), {w.typed_data(), K}, y->typed_data(), R, K, O});
   return ffi::Error::Success();
 }
@@ -335,12 +368,52 @@ ffi::Error group_product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Any
       .offset_steps = steps(offset_steps),
       .planes = columns(high) * 32 / K,
       .scaled = log_of(scale),
-      .grouped = log_of(scale_steps),
+      .unit = columns(scale_steps) ? log_of(scale_steps) : 5,
       .zero = static_cast<int>(zero),
       .eight = columns(low) == K,
       .shifted = columns(offset) > 0,
   };
-  share_out(pool, O, O * K, Product<Groups>{x.typed_data(), w, y->typed_data(), R, K, O});
+  share_out<kOutputs>(pool, O, O * K, Product<Groups>{x.typed_data(), w, y->typed_data(), R, K, O});
+  return ffi::Error::Success();
+}
+
+// R is any number here: a pass over a prompt and one over a token round rows alike.
+ffi::Error rounded_product(ffi::ThreadPool pool, ffi::Buffer<ffi::S8> x, ffi::Buffer<ffi::F32> unit,
+                           ffi::AnyBuffer low, ffi::AnyBuffer high, ffi::AnyBuffer scale,
+                           ffi::AnyBuffer offset, ffi::AnyBuffer scale_steps,
+                           ffi::AnyBuffer offset_steps, int64_t zero,
+                           ffi::ResultBuffer<ffi::F32> y) {
+  const int64_t R = x.dimensions()[0], K = x.dimensions()[1], O = scale.dimensions()[0];
+  auto columns = [](const ffi::AnyBuffer& b) { return static_cast<int64_t>(b.dimensions()[1]); };
+  auto steps = [&](const ffi::AnyBuffer& b) {
+    return columns(b) ? static_cast<const int8_t*>(b.untyped_data()) : nullptr;
+  };
+  const bool eight = columns(low) == K;
+  const rounded::Matrix w{
+      .inputs = K,
+      .outputs = O,
+      .low = static_cast<const uint8_t*>(low.untyped_data()),
+      .high = static_cast<const uint32_t*>(high.untyped_data()),
+      .scale = static_cast<const _Float16*>(scale.untyped_data()),
+      .offset = static_cast<const _Float16*>(offset.untyped_data()),
+      .scale_steps = steps(scale_steps),
+      .offset_steps = steps(offset_steps),
+      .scales = columns(scale),
+      .bits = eight ? 8 : static_cast<int>(4 + columns(high) * 32 / K),
+      .zero = static_cast<int>(zero) + (eight ? rounded::kMore : 0),
+      .halves = columns(scale_steps) * 16 == K,
+      .shifted = columns(offset) > 0,
+  };
+  static thread_local std::vector<rounded::Group> groups;
+  groups.resize(std::min(R, rounded::kRows) * K / kGroup + rounded::kTileRows);
+  for (int64_t r = 0; r < R; r += rounded::kRows) {
+    const int64_t rows = std::min(R - r, rounded::kRows);
+    share_out<1>(pool, K / kGroup, rows * K,
+                 rounded::Rows{x.typed_data() + r * K, unit.typed_data() + r * K / kGroup,
+                               groups.data(), rows, K, w.zero, w.halves});
+    share_out<rounded::kLanes>(
+        pool, O, O * K, rounded::Product{groups.data(), w, y->typed_data() + r * O, rows});
+  }
   return ffi::Error::Success();
 }
 
@@ -356,6 +429,20 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(FloatProduct, float_product,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(GroupProduct, group_product,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Attr<int64_t>("zero")
+                                  .Ret<ffi::Buffer<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(RoundedProduct, rounded_product,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::S8>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()

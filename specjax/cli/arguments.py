@@ -9,6 +9,7 @@ from specjax.eval import options
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Weights = Literal["float", "bfloat16", "int8", "int4", "native"]
+Activations = Literal["float", "int8"]
 Select = Literal["likelihood", "mbr", "first_finish"]
 
 
@@ -24,6 +25,8 @@ class ModelOptions:
       with a scale for each output, int4 in 4 with a scale and an offset for 32 inputs. Each has its
       own texts. native keeps the few bits of a GGUF file, which changes nothing but memory and
       time.
+    activations: int8 rounds what matrices of int4 or native multiply to 8 bits: quicker, with
+      texts of its own.
     mesh: devices that share the rows of batches and the heads, as data=2,model=4; default: one.
     skipping: layers that leave tokens out, such as skip_decode-6,span=128; LOSSY, with its own
       texts.
@@ -33,6 +36,7 @@ class ModelOptions:
   revision: str | None = None
   dtype: Dtype = "float32"
   weights: Weights = "float"
+  activations: Activations = "float"
   mesh: str | None = None
   skipping: str | None = None
 

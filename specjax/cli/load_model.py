@@ -7,7 +7,7 @@ from specjax.decoding.batching import check_model
 from specjax.names.load import DEFAULT_DENOISER, DEFAULT_MODEL, Model, load
 
 # Options that say what is loaded.
-OF_MODEL = ("model", "revision", "dtype", "weights", "mesh", "skipping")
+OF_MODEL = ("model", "revision", "dtype", "weights", "activations", "mesh", "skipping")
 
 
 def named(
@@ -16,6 +16,7 @@ def named(
   revision: str | None = None,
   dtype: str = "float32",
   weights: str = "float",
+  activations: str = "float",
   skipping: str | None = None,
 ) -> Model:
   """The model of a name, by default the zoo's, causal or not where that matters."""
@@ -26,6 +27,7 @@ def named(
     dtype,
     revision=revision,
     weights=weights,
+    activations=activations,
     mesh=None if mesh.empty else mesh,
     skipping=skipping,
   )
@@ -36,4 +38,12 @@ def named(
 
 def load_model(args: ModelOptions, causal: bool) -> Model:
   """The model of a command's options."""
-  return named(args.model, causal, args.revision, args.dtype, args.weights, args.skipping)
+  return named(
+    args.model,
+    causal,
+    args.revision,
+    args.dtype,
+    args.weights,
+    args.activations,
+    args.skipping,
+  )

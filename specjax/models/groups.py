@@ -2,7 +2,8 @@
 
 That is how GGUF files hold matrices, and a `Groups` holds the same numbers in as many bits.
 `linear` and `lookup` take it wherever they take an array, so networks do not mention it. Products
-are those of the values, which are float32.
+are those of the values, which are float32; what they multiply may be rounded to 8 bits before,
+which is another model, of quicker products.
 
 Letters: O outputs, K inputs, a multiple of 32; P bits of a number beside its low 4.
 """
@@ -10,16 +11,18 @@ Letters: O outputs, K inputs, a multiple of 32; P bits of a number beside its lo
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.typing import DTypeLike
 
 from specjax.kernels import skinny
 
 GROUP = 32  # numbers whose low bits lie together
+_LEAST = 16  # outputs that the kernel of rounded rows takes at once
 
 
 @jax.tree_util.register_dataclass
@@ -37,6 +40,7 @@ class Groups:
     scale_steps, offset_steps: i8[O, ...], for as many columns alike.
     zero: the number that is worth 0 (static).
     dtype: that of the arithmetic (static).
+    rounds: whether what it multiplies is `rounded` first (static).
   """
 
   low: Array
@@ -47,6 +51,7 @@ class Groups:
   offset_steps: Array
   zero: int = dataclasses.field(metadata={"static": True})
   dtype: np.dtype = dataclasses.field(metadata={"static": True})
+  rounds: bool = dataclasses.field(default=False, metadata={"static": True})
 
   @property
   def shape(self) -> tuple[int, ...]:
@@ -132,27 +137,58 @@ def dense(w: Groups) -> Array:
   return values.astype(w.dtype)
 
 
+def with_rounding(params: Any) -> Any:
+  """A tree of weights whose every `Groups` rounds what it multiplies; None where it has none."""
+  leaves, structure = jax.tree.flatten(params, is_leaf=lambda w: isinstance(w, Groups))
+  if not any(isinstance(w, Groups) for w in leaves):
+    return None
+  changed = [dataclasses.replace(w, rounds=True) if isinstance(w, Groups) else w for w in leaves]
+  return jax.tree.unflatten(structure, changed)
+
+
+def _steps(x: Array) -> tuple[Array, Array]:
+  """x f32[..., K] as whole numbers i8[..., K] of steps f32[..., K / 32]: 127 for the largest of 32.
+
+  The error is at most half a step.
+  """
+  parts = x.reshape(*x.shape[:-1], -1, GROUP)
+  # As bits, which order magnitudes alike: XLA for CPUs may leave NaN out of a maximum of floats.
+  bits = lax.bitcast_convert_type(jnp.abs(parts), jnp.int32).max(-1)
+  step = lax.bitcast_convert_type(bits, jnp.float32) * np.float32(1 / 127)
+  tiny = jnp.finfo(jnp.float32).tiny
+  step = jnp.where(step < tiny, tiny, step)
+  return jnp.round(parts / step[..., None]).astype(jnp.int8).reshape(x.shape), step
+
+
+@jax.custom_jvp
+def rounded(x: Array) -> Array:
+  """x [..., K] rounded to 8 bits, 32 by 32; the gradient passes as if it were not."""
+  numbers, step = _steps(x.astype(jnp.float32))
+  return (numbers.astype(jnp.float32) * jnp.repeat(step, GROUP, axis=-1)).astype(x.dtype)
+
+
+rounded.defjvps(lambda dx, _, x: dx)
+
+
 def is_served(x: Array, w: Groups) -> bool:
-  """Whether `product` takes x [..., K]: up to 32 rows of float32, on one CPU.
+  """Whether `product` takes x [..., K]: on one CPU up to 32 rows of float32, or any if rounded.
 
   Elsewhere XLA widens the matrix first.
   """
+  if w.rounds:
+    return w.dtype == jnp.float32 and w.shape[0] >= _LEAST and skinny.serves_rounded(x)
   return w.dtype == jnp.float32 and skinny.serves_groups(x)
 
 
 @jax.custom_jvp
 def product(x: Array, w: Groups) -> Array:
   """x [..., K] times w [O, K] -> [..., O], by way of the few bits; the gradient is that of x."""
-  y = skinny.group_product(
-    x.reshape(-1, x.shape[-1]),
-    w.low,
-    w.high,
-    w.scale,
-    w.offset,
-    w.scale_steps,
-    w.offset_steps,
-    w.zero,
-  )
+  fields = (w.low, w.high, w.scale, w.offset, w.scale_steps, w.offset_steps, w.zero)
+  rows = x.reshape(-1, x.shape[-1])
+  if w.rounds:
+    y = skinny.rounded_product(*_steps(rows), *fields)
+  else:
+    y = skinny.group_product(rows, *fields)
   return y.reshape(*x.shape[:-1], -1)
 
 

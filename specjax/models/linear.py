@@ -27,7 +27,9 @@ def linear(x: Array, w: Matrix | Gated) -> Array:
   if isinstance(w, Bfloat16):
     return bfloat16.product(x, w)
   if isinstance(w, Groups):
-    return groups.product(x, w) if groups.is_served(x, w) else linear(x, groups.dense(w))
+    if groups.is_served(x, w):
+      return groups.product(x, w)
+    return linear(groups.rounded(x) if w.rounds else x, groups.dense(w))
   if isinstance(w, Gated):
     return _gated(x, w)
   if w.dtype == jnp.bfloat16 and platform() == "cpu":

@@ -19,6 +19,7 @@ Matrix = Array | Bfloat16 | Int8 | Groups
 """A weight [..., out, in], as `linear` and `lookup` take it."""
 
 WEIGHTS = ("float", "bfloat16", "int8", "int4", "native")
+ACTIVATIONS = ("float", "int8")
 
 
 def parameter(

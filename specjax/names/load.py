@@ -28,8 +28,9 @@ from specjax.models.any_order import any_order
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
 from specjax.models.fitted import fitted
+from specjax.models.groups import with_rounding
 from specjax.models.skipping import Skipping
-from specjax.models.weights import WEIGHTS, count_parameters
+from specjax.models.weights import ACTIVATIONS, WEIGHTS, count_parameters
 from specjax.names.build.skipping import skipping as named_skipping
 
 LARGE = 2**25  # parameters
@@ -55,7 +56,7 @@ class Model:
     template: chat template, or None.
     mask, shift: for a masked diffusion model, see `checkpoints.hf.Checkpoint`.
     dtype: that of the arithmetic.
-    weights: how matrices lie in memory, see `load`.
+    weights, activations: how matrices lie in memory, and what they multiply, see `load`.
     skipping: which layers leave tokens out, or None for none.
     fit: V of the model whose tokens this one is to say, or None for its own; see `models.fitted`.
   """
@@ -71,18 +72,20 @@ class Model:
   shift: bool = False
   dtype: DTypeLike = jnp.float32
   weights: str = "float"
+  activations: str = "float"
   skipping: Skipping | None = None
   fit: int | None = None
 
   @property
   def label(self) -> str:
-    """The name, with the dtype, the weights and the skipping where these are not the default."""
+    """The name, with the dtype, the arithmetic and the skipping where these are not the default."""
     dtype = jnp.dtype(self.dtype).name
     return ", ".join(
       [
         self.name,
         *([dtype] if dtype != "float32" else []),
         *([f"{self.weights} weights"] if self.weights != "float" else []),
+        *([f"{self.activations} activations"] if self.activations != "float" else []),
         *([f"LOSSY ({self.skipping.name})"] if self.skipping is not None else []),
       ]
     )
@@ -115,7 +118,8 @@ class Model:
     """
     text = None if self.tokenizer is None else self.tokenizer.inner.to_str()
     found = {f"config.{k}": v for k, v in dataclasses.asdict(self.config).items()} | {
-      "weights": fingerprint.of_weights(self.params), "stored": self.weights,
+      "weights": fingerprint.of_weights(self.params), "stored": self.weights
+      if self.activations == "float" else [self.weights, self.activations],
       "tokenizer": None if text is None else fingerprint.digest([text]),
       "template": None if self.template is None else fingerprint.digest([repr(self.template)]),
       "stop": sorted(self.stop), "start": list(self.start), "mask": self.mask, "shift": self.shift,
@@ -275,6 +279,7 @@ def load(
   *,
   revision: str | None = None,
   weights: str = "float",
+  activations: str = "float",
   mesh: Mesh | None = None,
   skipping: str | None = None,
 ) -> Model:
@@ -290,6 +295,9 @@ def load(
       in float32; "int8" for 8 bits with a scale for each output; or "int4" for 4 bits with a scale
       and an offset for 32 inputs. These change the model's distribution; speculation follows that
       of the model as it is loaded. "native" keeps the bits that a GGUF file has, and its values.
+    activations: "int8" rounds what matrices of "int4" or "native" multiply to 8 bits, each 32
+      numbers of a row by their largest, whose products are quicker. It changes the model's
+      distribution, as `weights` may.
     mesh: spreads the weights while they are read, as `Model.on` does afterwards, so that no process
       holds more than its own; for use under `jax.set_mesh(mesh)`.
     skipping: which layers leave tokens out, such as "skip_decode-6,span=128". It is LOSSY:
@@ -306,12 +314,19 @@ def load(
   if dtype is None or not floating:
     checks.refuse("dtype", dtype, "a floating dtype such as jnp.bfloat16")
   checks.choice("weights", weights, WEIGHTS)
+  checks.choice("activations", activations, ACTIVATIONS)
+  if activations == "int8" and weights not in ("int4", "native"):
+    checks.refuse("activations", activations, "int8 with weights int4 or native, or float")
   path = resolve(name, revision)
   if weights == "native" and path.suffix != ".gguf":
     checks.refuse("weights", weights, "float, bfloat16, int8 or int4 without a GGUF file")
   read = gguf.load if path.suffix == ".gguf" else hf.load
   found = read(path, dtype, weights, mesh)
-  model = Model(name, **found._asdict(), dtype=dtype, weights=weights)
+  if activations == "int8":
+    if not (params := with_rounding(found.params)):
+      checks.refuse("activations", activations, f"float for {name}, whose file has no few bits")
+    found = found._replace(params=params)
+  model = Model(name, **found._asdict(), dtype=dtype, weights=weights, activations=activations)
   if skipping is None:
     return model
   chosen, params = named_skipping(skipping, model.config, model.params, model.identity)

@@ -14,6 +14,7 @@ from specjax.checkpoints import gguf, gguf_groups
 from specjax.models.groups import Groups
 from specjax.models.transformer import target
 from specjax.models.weights import dense
+from specjax.names.load import load
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "hf"
 # Where in a block the halves of 16 bits lie; all other bytes may have any value.
@@ -36,6 +37,10 @@ def test_values_are_those_of_the_package(kind):
   np.testing.assert_array_equal(jax.jit(dense)(held), quants.dequantize(data, kind))
   assert held.shape == (24, 768)
   assert sum(x.nbytes for x in jax.tree.leaves(held)) <= 1.03 * data.nbytes
+
+
+def floats(name, w):
+  return Kind.F16 if w.ndim > 1 else Kind.F32
 
 
 def first_type(name, w):
@@ -63,6 +68,16 @@ def test_the_model_is_that_of_the_dequantised_file(name, arch, kinds, tmp_path):
   prefill = jax.jit(lambda params: target(wide.config).prefill(params, tokens, jnp.full(1, 8), 16))
   for a, b in zip(*(jax.tree.leaves(prefill(x.params)) for x in (wide, held)), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_activations_of_8_bits_need_a_file_of_few_bits(tmp_path):
+  metadata, tensors = read_directory(FIXTURES / "llama1", "llama")
+  options = dict(weights="native", activations="int8")
+  held = load(str(write(tmp_path / "m.gguf", "llama", metadata, tensors, first_type)), **options)
+  assert held.label.endswith("m.gguf, native weights, int8 activations")
+  file = str(write(tmp_path / "f.gguf", "llama", metadata, tensors, floats))
+  with pytest.raises(ValueError, match=r"^activations='int8': accepted is float for .*f\.gguf, "):
+    load(file, **options)
 
 
 @pytest.mark.parametrize("beside", [Kind.Q5_1, Kind.BF16])

@@ -190,7 +190,13 @@ def load_small(model: Model, part: Part, given: Model | None = None, causal: boo
     given = (
       model
       if name == model.name
-      else load(name, model.dtype, weights=model.weights, mesh=None if mesh.empty else mesh)
+      else load(
+        name,
+        model.dtype,
+        weights=model.weights,
+        activations=model.activations,
+        mesh=None if mesh.empty else mesh,
+      )
     )
   small = given
   if causal and not small.config.causal:
