@@ -5,12 +5,15 @@ nothing of the package, so that every floor can use it.
 """
 
 import dataclasses
+import functools
+import importlib.util
 import json
 import numbers
 import operator
 import os
 import pathlib
 import reprlib
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -274,3 +277,42 @@ def accept(kind: Any) -> Check:
     return tuple(accept(inner[0])(f"{name}[{i}]", x) for i, x in enumerate(held))
 
   return listed if inner else kind
+
+
+# Parts in a file of the user's own, by the name FILE.py:NAME.
+
+
+def is_own_file(name: Any) -> bool:
+  """Whether a name is FILE.py:NAME."""
+  return isinstance(name, str) and pathlib.Path(name.rpartition(":")[0]).suffix == ".py"
+
+
+def own_part(what: str, name: str) -> Any:
+  """What FILE.py calls NAME, for the argument `what`; the file is run as Python, once.
+
+  Raises:
+    ValueError: the file is absent, cannot be run, or has no such name.
+  """
+  file, _, attribute = name.rpartition(":")
+  if not pathlib.Path(file).is_file():
+    raise ValueError(
+      f"{what}={name!r}: there is no file {file} in {pathlib.Path.cwd()}; a part of your own "
+      "needs the file that defines it."
+    )
+  module = _run_file(pathlib.Path(file).resolve())
+  if not hasattr(module, attribute):
+    raise ValueError(f"{file} has no function {attribute}.")
+  return getattr(module, attribute)
+
+
+@functools.cache
+def _run_file(file: pathlib.Path) -> Any:
+  spec = importlib.util.spec_from_file_location(str(file), file)
+  assert spec is not None and spec.loader is not None
+  module = importlib.util.module_from_spec(spec)
+  sys.modules[str(file)] = module  # where annotations are looked up
+  try:
+    spec.loader.exec_run_file(module)
+  except Exception as error:  # whatever the user's own file raised
+    raise ValueError(f"{file} cannot be run: {type(error).__name__}: {error}.") from error
+  return module

@@ -23,7 +23,7 @@ import tyro
 from flax.traverse_util import flatten_dict
 from jax import Array
 
-from specjax import command_line, distributed, fingerprint
+from specjax import checks, command_line, distributed, fingerprint
 from specjax.base import Params
 from specjax.checkpoints import heads as checkpoint
 from specjax.cli.arguments import Dtype
@@ -34,7 +34,6 @@ from specjax.heads.medusa import MedusaConfig
 from specjax.heads.named import Named, built, named
 from specjax.heads.parallel import Frames
 from specjax.models.transformer import Transformer
-from specjax.own_file import is_file
 from specjax.sampling import new_key
 from specjax.train.recipe import answers, draft_positions, labels, losses, means, run
 from specjax.train.recipe.config import Amount, Count, Length, Natural
@@ -280,7 +279,7 @@ def command(argv: Sequence[str] | None = None) -> int:
   """The command line; a head in a file of the user's own is a word like the others."""
   words = sys.argv[1:] if argv is None else argv
   try:
-    own = {word: named(word) for word in words if is_file(word)}
+    own = {word: named(word) for word in words if checks.is_own_file(word)}
   except ValueError as error:
     print(command_line.sentence(error), file=sys.stderr)
     return 2

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints import (
   dflash,
@@ -31,7 +32,6 @@ from specjax.checkpoints.trained_for import Identity
 from specjax.heads import HEADS, draft_vocabulary, embedding
 from specjax.models.config import Config
 from specjax.models.transformer import target
-from specjax.own_file import is_file
 
 PUBLISHED = {
   "medusa": medusa, "hydra": hydra, "eagle": eagle, "eagle3": eagle3,
@@ -83,7 +83,7 @@ def load(
   form = format_of(raw)
   if form is None:
     raise ValueError(f"{directory}/config.json is of no known format: {', '.join(FORMATS)} are.")
-  if form == "specjax" or is_file(called):
+  if form == "specjax" or checks.is_own_file(called):
     return heads.load(directory, model, dtype, called)
   quantised.check_config(pathlib.Path(directory), raw)
   loaded = PUBLISHED[form].decode(raw, pathlib.Path(directory), model, dtype)

@@ -24,7 +24,6 @@ from specjax.heads import draft_vocabulary
 from specjax.heads.base import Head
 from specjax.heads.named import built, named
 from specjax.models.config import Config
-from specjax.own_file import is_file
 from specjax.sampling import new_key
 from specjax.trees.dynamic import Dynamic
 from specjax.trees.static import Choices, from_choices
@@ -100,8 +99,8 @@ def load(
       raise ValueError(f"{file} lacks {key}: this is no draft head.")
   harmless.known_keys(raw, file, {*_KEYS, "base", trained_for.KEY}, {})
   own = checks.fields_of(raw, _SCHEMA, file, ["config"])
-  name = called if is_file(called) else raw["head"]
-  if name != called and is_file(name):
+  name = called if checks.is_own_file(called) else raw["head"]
+  if name != called and checks.is_own_file(name):
     raise ValueError(
       f"{file}: head={name!r} is in a Python file, which is run only where you name "
       f"it yourself: use drafter={f'{name}[{directory}]'!r}."

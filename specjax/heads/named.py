@@ -4,7 +4,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from specjax import own_file
+from specjax import checks
 from specjax.base import Target, showing
 from specjax.heads import HEADS
 from specjax.heads.base import Head
@@ -25,11 +25,11 @@ def named(name: str) -> Named:
   """
   if isinstance(name, str) and name in HEADS:
     return HEADS[name]
-  if not own_file.is_file(name):
+  if not checks.is_own_file(name):
     raise ValueError(
       f"`head` must be one of {', '.join(HEADS)}, or FILE.py:FUNCTION of your own, got {name!r}."
     )
-  build = own_file.read("head", name)
+  build = checks.own_part("head", name)
   if (kind := _config(build)) is None:
     file, _, function = name.rpartition(":")
     raise ValueError(
@@ -41,7 +41,7 @@ def named(name: str) -> Named:
 
 def is_own(name: str) -> bool:
   """Whether FILE.py:NAME is a head: a function that is annotated with its config."""
-  return _config(own_file.read("drafter", name)) is not None
+  return _config(checks.own_part("drafter", name)) is not None
 
 
 def _config(build: Any) -> type | None:

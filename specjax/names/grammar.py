@@ -22,7 +22,6 @@ from typing import Any, NamedTuple, get_type_hints
 
 from specjax import checks
 from specjax.heads import HEADS
-from specjax.own_file import is_file
 
 Number = int | float
 
@@ -261,7 +260,7 @@ def decorations(part: Part, tables: Mapping[str, Mapping[str, Any]]) -> dict[str
 
 def refuse_text(what: str, part: Part) -> None:
   """Raises ValueError where a part has brackets that nothing reads."""
-  if part.text is not None and part.name not in BRACKETS and not is_file(part.name):
+  if part.text is not None and part.name not in BRACKETS and not checks.is_own_file(part.name):
     raise ValueError(f"{what}={show([part])!r}: {part.name} takes nothing in brackets.")
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import checks, own_file
+from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints import parts as trained
 from specjax.checkpoints.files import read_config
@@ -30,7 +30,6 @@ from specjax.names.build.drafters import load_small, sharing
 from specjax.names.build.tokens import tokens_of
 from specjax.names.grammar import Part
 from specjax.names.load import Model, companion, load, resolve
-from specjax.own_file import is_file
 
 
 def student(model: Model, part: Part) -> tuple[str, Model]:
@@ -150,7 +149,7 @@ TRAINED: dict[str, Callable[[Model, Part], dict[str, Any]]] = {"learned": _filte
 
 def _own(name: str) -> Any:
   """The policy FILE.py:NAME: a Policy, or a function whose numbers make one."""
-  found = own_file.read("policy", name)
+  found = checks.own_part("policy", name)
   made = found() if callable(found) else found
   if not isinstance(made, Policy):
     checks.refuse("policy", made, "a Policy, or a function that returns one")
@@ -162,7 +161,7 @@ def _policy(model: Model, given: Any, batch: int) -> tuple[str, Policy, Params]:
   if not isinstance(given, str):
     return _open("policy", given, Policy, batch)
   first, *added = grammar.parse("policy", given)
-  mine = {first.name: _own(first.name)} if is_file(first.name) else {}
+  mine = {first.name: _own(first.name)} if checks.is_own_file(first.name) else {}
   builder = grammar.look_up("policy", first, POLICIES, GUIDED, mine)
   own = TRAINED.get(first.name, lambda *_: {})(model, first)
   fixed: tuple[Any, ...] = ()

@@ -45,7 +45,6 @@ from specjax.names.build.head import build_head
 from specjax.names.build.tree import build_tree, chain
 from specjax.names.grammar import Part
 from specjax.names.load import Model
-from specjax.own_file import is_file
 from specjax.processors import schemas
 from specjax.processors.matchers import matchers
 from specjax.trees import Static
@@ -115,7 +114,7 @@ def _single(
   spec.decorations(part, {})
   name, arguments = bind(part)
   drafter = builder(*target_of(builder, model.target), **arguments)
-  if is_file(part.name):
+  if checks.is_own_file(part.name):
     return name, *spec.with_weights("drafter", drafter, Drafter)
   weights = WEIGHTS.get(part.name, lambda *_: ())
   return name, drafter, weights(model, part, parameters(part.name) | arguments)

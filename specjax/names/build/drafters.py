@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax import checks, own_file
+from specjax import checks
 from specjax.base import Drafter, Params, Target
 from specjax.data import vocabulary
 from specjax.draft_length import DRAFT_LENGTHS
@@ -80,7 +80,7 @@ def refuse(name: str, tree: Any, draft_length: Any) -> None:
 
 def is_head(name: str) -> bool:
   """Whether a part of this name is a trained head."""
-  return name in HEAD_NAMES or (own_file.is_file(name) and is_own(name))
+  return name in HEAD_NAMES or (checks.is_own_file(name) and is_own(name))
 
 
 def parameters(name: str, draft_length: bool = False) -> dict[str, grammar.Number | None]:
@@ -100,11 +100,11 @@ def builder_of(name: str) -> Callable[..., Drafter]:
   A Drafter of that name is built already.
 
   Raises:
-    ValueError: nothing has this name, see `own_file.read`.
+    ValueError: nothing has this name, see `checks.own_part`.
   """
-  if not own_file.is_file(name):
+  if not checks.is_own_file(name):
     return grammar.look_up("drafter", Part(name), DRAFTERS, HEADS, {ANY_HEAD: None})
-  found = own_file.read("drafter", name)
+  found = checks.own_part("drafter", name)
   if isinstance(found, Drafter):
     return lambda: found
   if not callable(found):
