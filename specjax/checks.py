@@ -312,7 +312,7 @@ def _run_file(file: pathlib.Path) -> Any:
   module = importlib.util.module_from_spec(spec)
   sys.modules[str(file)] = module  # where annotations are looked up
   try:
-    spec.loader.exec_run_file(module)
+    spec.loader.exec_module(module)
   except Exception as error:  # whatever the user's own file raised
     raise ValueError(f"{file} cannot be run: {type(error).__name__}: {error}.") from error
   return module

@@ -15,7 +15,6 @@ from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.method import method as pair
 from specjax.draft_length.base import DraftLength
 from specjax.drafters import adaptive_model, draft_tree
-from specjax.drafters.stateless import chain_of, from_draft
 from specjax.names.load import load
 from specjax.sampling import RESIDUAL
 from specjax.testing import (
@@ -224,9 +223,3 @@ def test_a_policy_in_a_file_has_a_name(file):
 def test_a_drafter_that_breaks_its_word_is_one_sentence(file, name, words):
   with pytest.raises(ValueError, match=words):
     Decoder(cut(), name)(["a pen"], 4)
-
-
-def test_a_draft_of_another_shape_is_one_sentence():
-  short = from_draft("short", 4, 3, lambda params, context: chain_of(context, context.root))
-  with pytest.raises(ValueError, match=r"`draft\.tokens` of drafter='short' must be int32\[B, nod"):
-    Decoder(cut(), short)(["a pen"], 4)

@@ -316,7 +316,7 @@ def load(
   checks.choice("weights", weights, WEIGHTS)
   checks.choice("activations", activations, ACTIVATIONS)
   if activations == "int8" and weights not in ("int4", "native"):
-    checks.refuse("activations", activations, "int8 with weights int4 or native, or float")
+    checks.refuse("activations", activations, "float, or int8 with weights int4 or native")
   path = resolve(name, revision)
   if weights == "native" and path.suffix != ".gguf":
     checks.refuse("weights", weights, "float, bfloat16, int8 or int4 without a GGUF file")

@@ -76,7 +76,7 @@ def test_activations_of_8_bits_need_a_file_of_few_bits(tmp_path):
   held = load(str(write(tmp_path / "m.gguf", "llama", metadata, tensors, first_type)), **options)
   assert held.label.endswith("m.gguf, native weights, int8 activations")
   file = str(write(tmp_path / "f.gguf", "llama", metadata, tensors, floats))
-  with pytest.raises(ValueError, match=r"^activations='int8': accepted is float for .*f\.gguf, "):
+  with pytest.raises(ValueError, match=r"^`activations` must be float for .*f\.gguf, "):
     load(file, **options)
 
 

@@ -158,12 +158,12 @@ def test_drafts_change_no_token_of_a_model_that_rounds(monkeypatch):
 @pytest.mark.parametrize(
   ("weights", "activations", "accepted"),
   [
-    ("float", "int8", "'int8': accepted is int8 with weights int4 or native, or float"),
-    ("int4", "int4", "'int4': accepted is one of float, int8"),
+    ("float", "int8", "must be float, or int8 with weights int4 or native, got 'int8'"),
+    ("int4", "int4", "must be one of float, int8, got 'int4'"),
   ],
 )
 def test_activations_that_weights_do_not_have_are_refused(weights, activations, accepted):
-  with pytest.raises(ValueError, match=f"^activations={accepted}\\.$"):
+  with pytest.raises(ValueError, match=f"^`activations` {accepted}\\.$"):
     specjax.load(weights=weights, activations=activations)
 
 
