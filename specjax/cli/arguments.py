@@ -27,6 +27,7 @@ class ModelOptions:
     mesh: devices that share the rows of batches and the heads, as data=2,model=4; default: one.
     skipping: layers that leave tokens out, such as skip_decode-6,span=128; LOSSY, with its own
       texts.
+    template: chat template in place of the model's own: a name such as chatml, or a file in Jinja.
   """
 
   model: str | None = None
@@ -35,6 +36,7 @@ class ModelOptions:
   weights: Weights = "float"
   mesh: str | None = None
   skipping: str | None = None
+  template: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from specjax.decoding.batching import check_model
 from specjax.names.load import DEFAULT_DENOISER, DEFAULT_MODEL, Model, load
 
 # Options that say what is loaded.
-OF_MODEL = ("model", "revision", "dtype", "weights", "mesh", "skipping")
+OF_MODEL = ("model", "revision", "dtype", "weights", "mesh", "skipping", "template")
 
 
 def named(
@@ -17,6 +17,7 @@ def named(
   dtype: str = "float32",
   weights: str = "float",
   skipping: str | None = None,
+  template: str | None = None,
 ) -> Model:
   """The model of a name, by default the zoo's, causal or not where that matters."""
   default = DEFAULT_DENOISER if causal is False else DEFAULT_MODEL
@@ -28,6 +29,7 @@ def named(
     weights=weights,
     mesh=None if mesh.empty else mesh,
     skipping=skipping,
+    template=template,
   )
   if causal is not None:
     check_model(model, causal)
@@ -36,4 +38,5 @@ def named(
 
 def load_model(args: ModelOptions, causal: bool) -> Model:
   """The model of a command's options."""
-  return named(args.model, causal, args.revision, args.dtype, args.weights, args.skipping)
+  options = (args.revision, args.dtype, args.weights, args.skipping, args.template)
+  return named(args.model, causal, *options)

@@ -35,6 +35,7 @@ class Config:
     field: name of the question in a record; a record with `messages` or `conversations` asks the
       last question of its conversation.
     questions: number of records that are read, from the start of the data.
+    template: chat template in place of the model's own: a name such as chatml, or a file in Jinja.
     training: options of the optimiser; a batch holds rows, for a judge tokens, for a filter
       records.
   """
@@ -44,6 +45,7 @@ class Config:
   out: str
   field: str = "question"
   questions: Count = 4000
+  template: str | None = None
   training: Training = Training()
 
 
@@ -66,19 +68,23 @@ class AnswersConfig(Config):
   length: Length = 384
 
 
-def teacher(name: str, *, causal: bool, dtype: DTypeLike = jnp.float32) -> Model:
+def teacher(
+  name: str, *, causal: bool, dtype: DTypeLike = jnp.float32, template: str | None = None
+) -> Model:
   """The model that answers the questions, with weights in `dtype`.
 
   Raises:
     ValueError: there is no such model, or it is of the other kind or without a chat template.
   """
-  model = load(name, dtype)
+  model = load(name, dtype, template=template)
   if not causal:
     _ = model.denoiser  # raises for a causal model
   elif not model.config.causal:
     raise ValueError(f"`model` must be causal, got the masked diffusion model {name!r}.")
   if model.template is None or model.tokenizer is None:
-    raise ValueError(f"model={model.name!r} has no chat template: it cannot be asked questions.")
+    raise ValueError(
+      f"model={model.name!r} has no chat template: name one with --template, or no question can be asked."
+    )
   return model
 
 
