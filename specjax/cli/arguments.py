@@ -45,8 +45,8 @@ class Decode(ModelOptions):
 
   Attributes:
     prompt: one text.
-    prompts: JSONL file; a line has `prompt` (text), `tokens` (ids), `question`, `turns`,
-      `messages` or `conversations`.
+    prompts: JSONL file, or - for the standard input; a line has `prompt` (text), `tokens` (ids),
+      `question`, `turns`, `messages` or `conversations`.
     chat: write --prompt in the model's chat template, as a question.
     max_new_tokens: budget per prompt: new tokens, or slots after it.
     temperature: 0 takes the likeliest token.

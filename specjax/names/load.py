@@ -202,7 +202,8 @@ class Model:
       raise ValueError(f"{self.name} has no chat template and no tokenizer; pass token ids.")
     if self.template is None:
       raise ValueError(
-        f"{self.name} has no chat template: name one with `template` (--template), or pass a plain prompt."
+        f"{self.name} has no chat template: name one with `template` (--template), or pass a "
+        "plain prompt."
       )
     turns = [{"role": "user", "content": question}] if isinstance(question, str) else question
     turns = with_known_roles(turns, self.template.roles)

@@ -103,5 +103,5 @@ def test_a_model_takes_a_template_by_name_or_file(tmp_path):
   assert named.template == TEMPLATES["plain"] != own.template
   assert filed.chat(turns) == own.tokenizer.encode(f"<hi{end}>")
   for wrong in ("latin", str(tmp_path), ""):
-    with pytest.raises(ValueError, match="`template` must be one of plain, .* or a file in Jinja"):
+    with pytest.raises(ValueError, match=r"`template` must be one of plain, .* or a file in Jinja"):
       specjax.load(template=wrong)

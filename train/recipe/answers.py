@@ -83,7 +83,8 @@ def teacher(
     raise ValueError(f"`model` must be causal, got the masked diffusion model {name!r}.")
   if model.template is None or model.tokenizer is None:
     raise ValueError(
-      f"model={model.name!r} has no chat template: name one with --template, or no question can be asked."
+      f"model={model.name!r} has no chat template: name one with --template, such as chatml, or a "
+      "file in Jinja."
     )
   return model
 
