@@ -260,9 +260,8 @@ def companion(model: Model, part: str, trainer: str, kind: str = "") -> str:
   name = f"{pathlib.Path(model.name).name}-{kind or part}"
   if not any(os.path.isfile(path / "config.json") for path in (ZOO / name, pathlib.Path(name))):
     raise ValueError(
-      f"{part}: {checks.shown(name)} is not in the zoo; `python -m "
-      f"specjax.{trainer}` trains one for {model.name}, which {part}[DIRECTORY] "
-      "names."
+      f"no {part} is known for {model.name} ({checks.shown(name)} is not in the zoo): train one "
+      f"with `python -m specjax.{trainer}`, or give {part}[DIRECTORY]."
     )
   return name
 

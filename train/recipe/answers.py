@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from rich.progress import Progress, TextColumn
 
 from specjax import distributed, fingerprint
 from specjax.data.chat import Turns, question
 from specjax.data.sources import JsonlSource, numbered, open_source
 from specjax.decoding.decoder import Decoder
+from specjax.eval.bar import Bar
 from specjax.names.load import Model, load
 from specjax.serving.refill import refilled
 from specjax.train.recipe import labels
@@ -213,20 +213,17 @@ def _written(
   left = [i for i in range(len(prompts)) if i not in answers]
   distributed.met()
   if left:
-    note, writes = TextColumn("{task.fields[rate]}"), distributed.first()
     with (
-      path.open("a") if writes else open(os.devnull, "w") as sink,
-      Progress(*Progress.get_default_columns(), note) as progress,
+      path.open("a") if distributed.first() else open(os.devnull, "w") as sink,
+      Bar("answers", len(prompts), len(answers)) as bar,
     ):
-      bar = progress.add_task("answers", total=len(prompts), completed=len(answers), rate="")
       tokens, begin = 0, time.perf_counter()
       for i, ids in reply(left):
         sink.write(json.dumps({"number": i, "prompt": prompts[i], "answer": ids}) + "\n")
         sink.flush()
         answers[i] = ids
         tokens += len(ids)
-        rate = f"{tokens / (time.perf_counter() - begin):.0f} tokens/s"
-        progress.update(bar, advance=1, rate=rate)
+        bar.update(len(answers), f"{tokens / (time.perf_counter() - begin):.0f} tokens/s")
   return [
     (prompt + answers[i], [False] * len(prompt) + [True] * len(answers[i]))
     for i, prompt in enumerate(prompts)
