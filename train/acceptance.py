@@ -109,7 +109,8 @@ def without_weight(predicted: np.ndarray, refusal: float) -> np.ndarray:
 @run.on_mesh
 def main(config: Config) -> None:
   out = run.begin(config)
-  model, small = answers.teacher(config.model, causal=True), load(config.draft)
+  model = answers.teacher(config.model, causal=True, template=config.template)
+  small = load(config.draft)
   sharing(model, small, f"draft={config.draft!r}")
   if small.config.vocab_size != model.config.vocab_size:
     raise ValueError(

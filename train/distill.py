@@ -178,7 +178,7 @@ def certainty_loss(
 @run.on_mesh
 def main(config: Config) -> None:
   out = run.begin(config)
-  model = answers.teacher(config.model, causal=False)
+  model = answers.teacher(config.model, causal=False, template=config.template)
   D = model.config.block_length
   block = config.block or D or 16
   if D is not None and (block != D or config.whole):

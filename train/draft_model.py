@@ -158,7 +158,7 @@ def guessed(model: Model, other: Model, rows: PackedRows, hidden: np.ndarray) ->
 @run.on_mesh
 def main(config: Config) -> None:
   out, training = run.begin(config), config.training
-  model = answers.teacher(config.model, causal=True)
+  model = answers.teacher(config.model, causal=True, template=config.template)
   other = None if config.boost is None else load(config.boost)
   small, params = cut(model.config, model.params, config.keep)
   exits = exits_of(config.keep, config.exit_every) if config.exit_every else ()

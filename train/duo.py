@@ -129,7 +129,7 @@ def always(module: int) -> Choice:
 @run.on_mesh
 def main(config: Config) -> None:
   out = run.begin(config)
-  model = answers.teacher(config.model, causal=True)
+  model = answers.teacher(config.model, causal=True, template=config.template)
   network, L = model.config, model.config.layers
   if network.experts is not None:
     raise ValueError(f"`model` must have dense MLPs, got {config.model!r}.")

@@ -74,7 +74,7 @@ def new_filter(key: Array, window: int, hidden: int) -> Filter:
 @run.on_mesh
 def main(config: Config) -> None:
   out = run.begin(config)
-  model = answers.teacher(config.model, causal=False)
+  model = answers.teacher(config.model, causal=False, template=config.template)
   prompts = answers.ask(model, config, config.new)
   answers.check_held_out(config.held_out, len(prompts), least=2)
   if len(prompts) >= config.answer_batch:  # else `traced` refuses them

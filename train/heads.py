@@ -194,7 +194,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
       "`features` and `layers` must be left out with online=True, which keeps no states."
     )
   out = run.begin(config)
-  model = answers.teacher(config.model, causal=True, dtype=config.dtype)
+  model = answers.teacher(config.model, causal=True, dtype=config.dtype, template=config.template)
   name = next(name for name, (_, kind) in heads.items() if kind is type(config.head))
   head = built(heads[name][0], model.target, config.head)
   if config.loss and isinstance(head, Frames):

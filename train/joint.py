@@ -144,7 +144,7 @@ class Tuning:
 @run.on_mesh
 def main(config: Config) -> None:
   out, training = run.begin(config), config.training
-  model = answers.teacher(config.model, causal=True)
+  model = answers.teacher(config.model, causal=True, template=config.template)
   _, loaded = load_head(model, Part("head", (), config.init))
   head, network = loaded.head, Transformer(model.config)
   prompts, cut = answers.asked(model, config), config.held_out

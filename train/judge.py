@@ -90,7 +90,7 @@ def judgeable(part: str, tokens: JudgeLabels) -> JudgeLabels:
 @run.on_mesh
 def main(config: Config) -> None:
   out = run.begin(config)
-  model = answers.teacher(config.model, causal=True)
+  model = answers.teacher(config.model, causal=True, template=config.template)
   labels.check_length(config.length, model)
   if config.marked:
     source = open_source(config.data)

@@ -55,7 +55,7 @@ class Config(reading.Config):
 @run.on_mesh
 def main(config: Config) -> None:
   out = run.begin(config)
-  model = answers.teacher(config.model, causal=True)
+  model = answers.teacher(config.model, causal=True, template=config.template)
   network, E = model.config, model.config.width
   train, held_out = reading.claimed(model, config, out)
   updates = lora.start(new_key(config.training.seed), model.params, config.rank)

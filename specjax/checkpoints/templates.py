@@ -1,5 +1,6 @@
 """The chat template of a Hugging Face directory: its own in Jinja, or one that has a name here."""
 
+import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -42,6 +43,24 @@ def read(directory: pathlib.Path, names: Mapping[str, str]) -> JinjaTemplate | N
     raise ValueError(f"{file} is no UTF-8.") from None
   except ValueError as error:
     raise ValueError(f"{directory}: {error}") from None
+
+
+def named(given: str, bos: str = "", eos: str = "") -> ChatTemplate:
+  """A template by its name in `data.chat.TEMPLATES`, or that of a file in Jinja.
+
+  `bos` and `eos` are the texts of the tokens that Jinja knows by these names.
+
+  Raises:
+    ValueError: there is no such name or file, or the file is no template.
+  """
+  if given in TEMPLATES:
+    return TEMPLATES[given]
+  if not given or not os.path.isfile(given):
+    checks.refuse("template", given, f"one of {', '.join(TEMPLATES)}, or a file in Jinja")
+  try:
+    return JinjaTemplate(checks.contents(given).decode(), bos, eos)
+  except UnicodeDecodeError:
+    raise ValueError(f"{given} is no UTF-8.") from None
 
 
 def known(template: ChatTemplate | None) -> str | None:

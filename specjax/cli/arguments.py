@@ -30,6 +30,7 @@ class ModelOptions:
     mesh: devices that share the rows of batches and the heads, as data=2,model=4; default: one.
     skipping: layers that leave tokens out, such as skip_decode-6,span=128; LOSSY, with its own
       texts.
+    template: chat template in place of the model's own: a name such as chatml, or a file in Jinja.
   """
 
   model: str | None = None
@@ -39,6 +40,7 @@ class ModelOptions:
   activations: Activations = "float"
   mesh: str | None = None
   skipping: str | None = None
+  template: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,8 +49,8 @@ class Decode(ModelOptions):
 
   Attributes:
     prompt: one text.
-    prompts: JSONL file; a line has `prompt` (text), `tokens` (ids), `question`, `turns`,
-      `messages` or `conversations`.
+    prompts: JSONL file, or - for the standard input; a line has `prompt` (text), `tokens` (ids),
+      `question`, `turns`, `messages` or `conversations`.
     chat: write --prompt in the model's chat template, as a question.
     max_new_tokens: budget per prompt: new tokens, or slots after it.
     temperature: 0 takes the likeliest token.

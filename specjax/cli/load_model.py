@@ -7,7 +7,9 @@ from specjax.decoding.batching import check_model
 from specjax.names.load import DEFAULT_DENOISER, DEFAULT_MODEL, Model, load
 
 # Options that say what is loaded.
-OF_MODEL = ("model", "revision", "dtype", "weights", "activations", "mesh", "skipping")
+OF_MODEL = (
+  "model", "revision", "dtype", "weights", "activations", "mesh", "skipping", "template",
+)  # fmt: skip
 
 
 def named(
@@ -18,6 +20,7 @@ def named(
   weights: str = "float",
   activations: str = "float",
   skipping: str | None = None,
+  template: str | None = None,
 ) -> Model:
   """The model of a name, by default the zoo's, causal or not where that matters."""
   default = DEFAULT_DENOISER if causal is False else DEFAULT_MODEL
@@ -30,6 +33,7 @@ def named(
     activations=activations,
     mesh=None if mesh.empty else mesh,
     skipping=skipping,
+    template=template,
   )
   if causal is not None:
     check_model(model, causal)
@@ -38,12 +42,12 @@ def named(
 
 def load_model(args: ModelOptions, causal: bool) -> Model:
   """The model of a command's options."""
-  return named(
-    args.model,
-    causal,
+  options = (
     args.revision,
     args.dtype,
     args.weights,
     args.activations,
     args.skipping,
+    args.template,
   )
+  return named(args.model, causal, *options)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -20,11 +21,15 @@ class TextSource(Protocol):
 
 
 class JsonlSource(TextSource):
-  """The objects of a JSONL file, one per non-empty line, parsed when asked for."""
+  """The objects of a JSONL file, one per non-empty line, parsed when asked for.
+
+  "-" is the standard input, which is read once.
+  """
 
   def __init__(self, path: str | pathlib.Path):
     self._path = str(path)
-    self._lines = [line for line in checks.contents(path).split(b"\n") if line.strip()]
+    content = sys.stdin.buffer.read() if self._path == "-" else checks.contents(path)
+    self._lines = [line for line in content.split(b"\n") if line.strip()]
 
   def __len__(self) -> int:
     return len(self._lines)
@@ -75,17 +80,17 @@ def _open_tfds(spec: str) -> TextSource:
 def open_source(spec: str) -> TextSource:
   """Opens a dataset for random access.
 
-  `spec` is "path/to/file.jsonl"; "tfds:NAME:SPLIT", a dataset of the TFDS catalogue, downloaded on
-  first use; "tfds:DIRECTORY:SPLIT", one already built on disk; or "lists:SEED:COUNT", so many
-  questions about lists, see `data.lists`. It raises ValueError where the spec is none of these, the
-  file does not exist or is empty, or TFDS cannot build the name.
+  `spec` is "path/to/file.jsonl", or "-" for the standard input; "tfds:NAME:SPLIT", a dataset of the
+  TFDS catalogue, downloaded on first use; "tfds:DIRECTORY:SPLIT", one already built on disk; or
+  "lists:SEED:COUNT", so many questions about lists, see `data.lists`. It raises ValueError where
+  the spec is none of these, the file does not exist or is empty, or TFDS cannot build the name.
   """
   data = f"data={checks.shown(checks.text('data', spec))}"
   if spec.startswith("tfds:"):
     source = _open_tfds(spec)
   elif drawn := re.fullmatch(r"lists:(\d+):(\d+)", spec):
     source = lists.records(int(drawn[1]), int(drawn[2]))
-  elif os.path.isfile(spec):
+  elif spec == "-" or os.path.isfile(spec):
     source = JsonlSource(spec)
   else:
     raise ValueError(

@@ -95,10 +95,12 @@ def check_model(model: Any, causal: bool) -> None:
   if causal and not model.config.causal:
     raise ValueError(
       f"model={model.name!r} sees both sides of a token (is_causal is false), and "
-      "left to right its text means nothing: use DiffusionDecoder."
+      "left to right its text means nothing: use DiffusionDecoder, or `specjax denoise`."
     )
   if model.config.causal and not causal:
-    raise ValueError(f"model={model.name!r} is causal and cannot fill masks: use Decoder.")
+    raise ValueError(
+      f"model={model.name!r} is causal and cannot fill masks: use Decoder, or `specjax generate`."
+    )
 
 
 def read(

@@ -16,12 +16,10 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import jax
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import track
 
 import specjax
 from specjax import checks
+from specjax.eval.bar import Bar
 
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
@@ -39,8 +37,10 @@ def check(config: Any, *names: str) -> None:
 
 def progress(items: Sequence[Any], description: str, done: int = 0) -> Iterable[Any]:
   """The items after the first `done`, with a bar on stderr that says how many are done."""
-  console, said = Console(stderr=True), escape(description)  # a name may have [/a/path] in it
-  return track(items[done:], said, len(items), done, console=console, transient=True)
+  with Bar(description, len(items), done, stderr=True) as bar:
+    for i in range(done, len(items)):
+      yield items[i]
+      bar.update(i + 1)
 
 
 def directory(out: str | pathlib.Path) -> pathlib.Path:

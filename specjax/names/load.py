@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 
 from specjax import checks, fingerprint, switches
 from specjax.base import Drafter, Params, Target
-from specjax.checkpoints import families, gguf, hf, hub
+from specjax.checkpoints import families, gguf, hf, hub, templates
 from specjax.checkpoints.trained_for import Identity
 from specjax.data import vocabulary
 from specjax.data.chat import ChatTemplate, Turns, with_known_roles
@@ -206,7 +206,10 @@ class Model:
     if self.tokenizer is None:
       raise ValueError(f"{self.name} has no chat template and no tokenizer; pass token ids.")
     if self.template is None:
-      raise ValueError(f"{self.name} has no chat template; pass a plain prompt.")
+      raise ValueError(
+        f"{self.name} has no chat template: name one with `template` (--template), or pass a "
+        "plain prompt."
+      )
     turns = [{"role": "user", "content": question}] if isinstance(question, str) else question
     turns = with_known_roles(turns, self.template.roles)
     for name in values.keys() - self.template.variables:
@@ -265,11 +268,21 @@ def companion(model: Model, part: str, trainer: str, kind: str = "") -> str:
   name = f"{pathlib.Path(model.name).name}-{kind or part}"
   if not any(os.path.isfile(path / "config.json") for path in (ZOO / name, pathlib.Path(name))):
     raise ValueError(
-      f"{part}: {checks.shown(name)} is not in the zoo; `python -m "
-      f"specjax.{trainer}` trains one for {model.name}, which {part}[DIRECTORY] "
-      "names."
+      f"no {part} is known for {model.name} ({checks.shown(name)} is not in the zoo): train one "
+      f"with `python -m specjax.{trainer}`, or give {part}[DIRECTORY]."
     )
   return name
+
+
+def _template(model: Model, given: str) -> ChatTemplate:
+  """The template that is named, with the model's own first and last token."""
+  if model.tokenizer is None:
+    raise ValueError(f"`template` needs a tokenizer, which {model.name} has not, got {given!r}.")
+  bos, eos = (
+    model.tokenizer.inner.id_to_token(ids[0]) or "" if ids else ""
+    for ids in (model.start, model.stop)
+  )
+  return templates.named(checks.text("template", given), bos, eos)
 
 
 @switches.hold
@@ -282,6 +295,7 @@ def load(
   activations: str = "float",
   mesh: Mesh | None = None,
   skipping: str | None = None,
+  template: str | None = None,
 ) -> Model:
   """Loads a model by name, from a Hugging Face directory or from a GGUF file.
 
@@ -302,10 +316,11 @@ def load(
       holds more than its own; for use under `jax.set_mesh(mesh)`.
     skipping: which layers leave tokens out, such as "skip_decode-6,span=128". It is LOSSY:
       this changes the model's distribution; speculation follows that of the model as it is loaded.
+    template: chat template in place of the model's own: a name such as "chatml", or a Jinja file.
 
   Raises:
     ValueError: no such model, a checkpoint with missing, extra or misshapen tensors, or a skipping
-      that is not accepted.
+      or a template that is not accepted.
   """
   try:
     floating = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
@@ -327,6 +342,8 @@ def load(
       checks.refuse("activations", activations, f"float for {name}, whose file has no few bits")
     found = found._replace(params=params)
   model = Model(name, **found._asdict(), dtype=dtype, weights=weights, activations=activations)
+  if template is not None:
+    model = dataclasses.replace(model, template=_template(model, template))
   if skipping is None:
     return model
   chosen, params = named_skipping(skipping, model.config, model.params, model.identity)

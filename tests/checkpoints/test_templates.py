@@ -89,3 +89,19 @@ def test_convert_keeps_the_template_and_its_tokens(directory, tmp_path, capsys):
 def test_what_has_no_name_here_is_refused(template):
   with pytest.raises(ValueError, match=r"^`template` must be a JinjaTemplate, or .* plain.*, got "):
     templates.known(template)
+
+
+def test_a_model_takes_a_template_by_name_or_file(tmp_path):
+  turns = [{"role": "user", "content": "hi"}]
+  (tmp_path / "mine.jinja").write_text(
+    "{% for turn in messages %}<{{ turn.content }}{{ eos_token }}{% endfor %}>"
+  )
+  own, named, filed = (
+    specjax.load(template=x) for x in (None, "plain", str(tmp_path / "mine.jinja"))
+  )
+  end = own.tokenizer.inner.id_to_token(own.stop[0])
+  assert named.template == TEMPLATES["plain"] != own.template
+  assert filed.chat(turns) == own.tokenizer.encode(f"<hi{end}>")
+  for wrong in ("latin", str(tmp_path), ""):
+    with pytest.raises(ValueError, match=r"`template` must be one of plain, .* or a file in Jinja"):
+      specjax.load(template=wrong)

@@ -1,5 +1,6 @@
 """JSONL files and TFDS datasets are one kind of source; what is wrong with one is said plainly."""
 
+import io
 import json
 import pathlib
 import sys
@@ -129,3 +130,10 @@ def test_malformed_line_names_file_and_record(tmp_path, line, words):
 def test_missing_field_names_field_and_record(record):
   with pytest.raises(ValueError, match=r"record 5 has no text in field 'question'.*: title"):
     text_of(record, "question", 4)
+
+
+def test_a_dash_is_the_standard_input(monkeypatch):
+  lines = io.TextIOWrapper(io.BytesIO(b'{"question": "a"}\n\n{"question": "b"}\n'))
+  monkeypatch.setattr("sys.stdin", lines)
+  source = open_source("-")
+  assert [record["question"] for record in source] == ["a", "b"]

@@ -106,7 +106,10 @@ def test_numbers_keep_their_kind(model):
     ("threshold-x", "`policy` must be NAME, NAME-NUMBER .*, got 'threshold-x'"),
     ("threshold:0.9", "`policy` must be NAME, NAME-NUMBER .*, got 'threshold:0.9'"),
     ("threshold+r3", r"`policy` must be one of r2, end_last, steps, timesteps, got 'r3'\."),
-    ("learned", "'tiny-filter' is not in the zoo; `python -m specjax.train.filter` trains"),
+    (
+      "learned",
+      r"'tiny-filter' is not in .*: train one with `python -m specjax.train.filter`",
+    ),
     ("threshold[here]", "threshold takes nothing in brackets"),
     ("threshold/dual/prefix", "policy/prefix: there is a cache already, dual"),
     ("threshold/anew/kept", "policy/kept: there is a draws already, anew"),

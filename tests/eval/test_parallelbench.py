@@ -80,8 +80,11 @@ def test_a_run_writes_what_it_measured(list_denoiser, tmp_path):
       "threshold/quick",
       "policy/quick: after policy/ may follow fixed, adaptive, none, dual, vicinity,",
     ),
-    ("entropy_threshold/student", "-student' is not in the zoo; `python -m specjax.train.distill`"),
-    ("learned", "-filter' is not in the zoo; `python -m specjax.train.filter`"),
+    (
+      "entropy_threshold/student",
+      "-student' is not in the zoo.: train one with `.*train.distill`",
+    ),
+    ("learned", "-filter' is not in the zoo.: train one with `python -m specjax.train.filter`"),
     ("sure", r"`policy` must be one of random, confidence, margin.*got 'sure'\."),
     ("threshold:0.9", r"`policy` must be NAME, NAME-NUMBER or.*got 'threshold:0\.9'\."),
   ],

@@ -491,7 +491,7 @@ def test_answers_to_other_questions_are_refused(run, like, tmp_path):
 def test_a_target_without_a_template_is_refused(tiny_heads, tmp_path, monkeypatch, answer_field):
   model = dataclasses.replace(specjax.load(tiny_heads.model), template=None)
   monkeypatch.setattr(answers, "load", lambda name, dtype: model)
-  with pytest.raises(ValueError, match="has no chat template: it cannot be asked questions"):
+  with pytest.raises(ValueError, match="has no chat template: name one with --template"):
     heads.main(changed(tiny_heads, out=str(tmp_path), answer_field=answer_field))
 
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from rich.progress import Progress, TextColumn
 
 from specjax import distributed, fingerprint
 from specjax.data.chat import Turns, question
 from specjax.data.sources import JsonlSource, numbered, open_source
 from specjax.decoding.decoder import Decoder
+from specjax.eval.bar import Bar
 from specjax.names.load import Model, load
 from specjax.serving.refill import refilled
 from specjax.train.recipe import labels
@@ -35,6 +35,7 @@ class Config:
     field: name of the question in a record; a record with `messages` or `conversations` asks the
       last question of its conversation.
     questions: number of records that are read, from the start of the data.
+    template: chat template in place of the model's own: a name such as chatml, or a file in Jinja.
     training: options of the optimiser; a batch holds rows, for a judge tokens, for a filter
       records.
   """
@@ -44,6 +45,7 @@ class Config:
   out: str
   field: str = "question"
   questions: Count = 4000
+  template: str | None = None
   training: Training = Training()
 
 
@@ -66,19 +68,24 @@ class AnswersConfig(Config):
   length: Length = 384
 
 
-def teacher(name: str, *, causal: bool, dtype: DTypeLike = jnp.float32) -> Model:
+def teacher(
+  name: str, *, causal: bool, dtype: DTypeLike = jnp.float32, template: str | None = None
+) -> Model:
   """The model that answers the questions, with weights in `dtype`.
 
   Raises:
     ValueError: there is no such model, or it is of the other kind or without a chat template.
   """
-  model = load(name, dtype)
+  model = load(name, dtype, template=template)
   if not causal:
     _ = model.denoiser  # raises for a causal model
   elif not model.config.causal:
     raise ValueError(f"`model` must be causal, got the masked diffusion model {name!r}.")
   if model.template is None or model.tokenizer is None:
-    raise ValueError(f"model={model.name!r} has no chat template: it cannot be asked questions.")
+    raise ValueError(
+      f"model={model.name!r} has no chat template: name one with --template, such as chatml, or a "
+      "file in Jinja."
+    )
   return model
 
 
@@ -206,20 +213,17 @@ def _written(
   left = [i for i in range(len(prompts)) if i not in answers]
   distributed.met()
   if left:
-    note, writes = TextColumn("{task.fields[rate]}"), distributed.first()
     with (
-      path.open("a") if writes else open(os.devnull, "w") as sink,
-      Progress(*Progress.get_default_columns(), note) as progress,
+      path.open("a") if distributed.first() else open(os.devnull, "w") as sink,
+      Bar("answers", len(prompts), len(answers)) as bar,
     ):
-      bar = progress.add_task("answers", total=len(prompts), completed=len(answers), rate="")
       tokens, begin = 0, time.perf_counter()
       for i, ids in reply(left):
         sink.write(json.dumps({"number": i, "prompt": prompts[i], "answer": ids}) + "\n")
         sink.flush()
         answers[i] = ids
         tokens += len(ids)
-        rate = f"{tokens / (time.perf_counter() - begin):.0f} tokens/s"
-        progress.update(bar, advance=1, rate=rate)
+        bar.update(len(answers), f"{tokens / (time.perf_counter() - begin):.0f} tokens/s")
   return [
     (prompt + answers[i], [False] * len(prompt) + [True] * len(answers[i]))
     for i, prompt in enumerate(prompts)

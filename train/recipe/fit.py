@@ -14,10 +14,10 @@ import numpy as np
 import optax
 from jax import Array
 from orbax.checkpoint import v1 as ocp
-from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from specjax import distributed
 from specjax.base import Params
+from specjax.eval.bar import Bar
 from specjax.models.sharding import on_all
 from specjax.sampling import new_key
 from specjax.train.recipe import means
@@ -218,7 +218,7 @@ def loop(
     FloatingPointError: a metric is not finite; nothing of that step is saved.
     SystemExit: a signal asked the process to end, and its state is saved.
   """
-  steps, note = training.steps, TextColumn("{task.fields[note]}")
+  steps = training.steps
   policy = ocp.training.preservation_policies.LatestN(2)
   with (
     ocp.training.Checkpointer(
@@ -226,24 +226,24 @@ def loop(
       preservation_policy=policy,
       cleanup_tmp_directories=True,
     ) as checkpoints,
-    Progress(*Progress.get_default_columns(), MofNCompleteColumn(), note) as progress,
     Ending() as ending,
   ):
-    say = functools.partial(progress.console.print, soft_wrap=True, markup=False, highlight=False)
     first = 0
     if checkpoints.latest is not None:
       first = checkpoints.latest.step
       state = checkpoints.load(first, state)
       if first < steps and distributed.first():
-        say(f"{directory} goes on after step {first}.")
-    bar = progress.add_task(directory.name, total=steps, completed=first, note="")
+        print(f"{directory} goes on after step {first}.", flush=True)
     # The first steps compile.
     traced = range(first + 2, min(first + 2 + training.profile, steps))
-    with Log(directory, first, training.tensorboard) as log:
+    with (
+      Log(directory, first, training.tensorboard) as log,
+      Bar(directory.name, steps, first) as bar,
+    ):
 
       def written(i: int, metrics: dict[str, Array]) -> None:
         values = log.write(i, metrics)
-        progress.update(bar, completed=i + 1, note=f"loss {values['loss']:.4f}")
+        bar.update(i + 1, f"loss {values['loss']:.4f}")
 
       unread: list[tuple[int, dict[str, Array]]] = []
       for i in range(first, steps):
@@ -261,6 +261,6 @@ def loop(
           written(*unread.pop())
           checkpoints.save(i + 1, state)
         if ending.asked and i + 1 < steps:
-          say(f"stopped after step {i + 1}, which is saved: the same command goes on.")
+          bar.say(f"stopped after step {i + 1}, which is saved: the same command goes on.")
           raise SystemExit(128 + ending.asked)
   return state
