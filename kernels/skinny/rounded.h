@@ -27,6 +27,12 @@
 
 namespace rounded {
 
+#if defined(__aarch64__)
+typedef __fp16 Half;  // older compilers have no other name for it there
+#else
+typedef _Float16 Half;
+#endif
+
 #if defined(__AVX512BW__)
 constexpr int kLanes = 16;
 #elif defined(__AVX2__)
@@ -238,7 +244,7 @@ inline Vector halves(Words v) {
   Vector out;
   for (int l = 0; l < kLanes; ++l) {
     const uint16_t bits = v[l];
-    _Float16 half;
+    Half half;
     std::memcpy(&half, &bits, sizeof half);
     out[l] = half;
   }
@@ -254,7 +260,7 @@ struct Line {
   int64_t each;  // values of a half
   Vector own;
 
-  Line(const _Float16* unit, const int8_t* step, int64_t first, int64_t units, int64_t count)
+  Line(const Half* unit, const int8_t* step, int64_t first, int64_t units, int64_t count)
       : unit(unit, first, units), step(step, first, count), stepped(step != nullptr),
         each(count / units) {}
 
@@ -284,8 +290,8 @@ struct Matrix {
   int64_t inputs, outputs;
   const uint8_t* low;
   const uint32_t* high;
-  const _Float16* scale;  // `scales` a row
-  const _Float16* offset;
+  const Half* scale;  // `scales` a row
+  const Half* offset;
   const int8_t* scale_steps;  // or null
   const int8_t* offset_steps;
   int64_t scales;

@@ -26,6 +26,7 @@
 namespace {
 
 namespace ffi = xla::ffi;
+using rounded::Half;
 
 // Floats of a register, and the sums of a tile, which fill three quarters of the registers.
 #if defined(__AVX512F__)
@@ -160,8 +161,8 @@ struct Groups {
   int64_t inputs;
   const uint8_t* low;     // the low 4 bits, two numbers a byte; or whole numbers of 8 bits
   const uint32_t* high;   // further bits of 32 numbers, plane by plane
-  const _Float16* scale;  // of 2^scaled numbers each
-  const _Float16* offset;
+  const Half* scale;  // of 2^scaled numbers each
+  const Half* offset;
   const int8_t* scale_steps;  // of 2^unit numbers each; null where all are 1
   const int8_t* offset_steps;
   int64_t planes;
@@ -205,7 +206,7 @@ struct Groups {
   }
 
   // The scales or offsets of numbers from `first` on, each for 2^unit of them.
-  void lines(const _Float16* halves, const int8_t* steps, int64_t first, int64_t size,
+  void lines(const Half* halves, const int8_t* steps, int64_t first, int64_t size,
              float* out) const {
     const int more = scaled - unit;
     const int64_t stop = (first + size) >> unit;
@@ -362,8 +363,8 @@ ffi::Error group_product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Any
       .inputs = K,
       .low = static_cast<const uint8_t*>(low.untyped_data()),
       .high = static_cast<const uint32_t*>(high.untyped_data()),
-      .scale = static_cast<const _Float16*>(scale.untyped_data()),
-      .offset = static_cast<const _Float16*>(offset.untyped_data()),
+      .scale = static_cast<const Half*>(scale.untyped_data()),
+      .offset = static_cast<const Half*>(offset.untyped_data()),
       .scale_steps = steps(scale_steps),
       .offset_steps = steps(offset_steps),
       .planes = columns(high) * 32 / K,
@@ -394,8 +395,8 @@ ffi::Error rounded_product(ffi::ThreadPool pool, ffi::Buffer<ffi::S8> x, ffi::Bu
       .outputs = O,
       .low = static_cast<const uint8_t*>(low.untyped_data()),
       .high = static_cast<const uint32_t*>(high.untyped_data()),
-      .scale = static_cast<const _Float16*>(scale.untyped_data()),
-      .offset = static_cast<const _Float16*>(offset.untyped_data()),
+      .scale = static_cast<const Half*>(scale.untyped_data()),
+      .offset = static_cast<const Half*>(offset.untyped_data()),
       .scale_steps = steps(scale_steps),
       .offset_steps = steps(offset_steps),
       .scales = columns(scale),
