@@ -1,16 +1,19 @@
 """Model families: how a config.json becomes a network, by its `model_type`.
 
-A new family is a file that defines the functions of a `Family`, and a row of FAMILIES.
+A new family is a file that defines the functions of a `Family`, and a row of FAMILIES; one whose
+layers `Config` can describe is a `Row` alone.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jax import Array
 
+from specjax import checks
 from specjax.base import Params, Target
-from specjax.checkpoints import hf_config
+from specjax.checkpoints import hf_config, hf_rows
+from specjax.checkpoints.hf_gemma import GEMMA
 from specjax.checkpoints.hf_layout import (
   HF,
   LLADA,
@@ -22,6 +25,9 @@ from specjax.checkpoints.hf_layout import (
   layout,
   spare,
 )
+from specjax.checkpoints.hf_near_llama import NEAR_LLAMA
+from specjax.checkpoints.hf_norms_after import NORMS_AFTER
+from specjax.checkpoints.hf_rows import Row
 from specjax.models import transformer
 from specjax.models.config import Config
 
@@ -63,6 +69,60 @@ def _llama(names: Names) -> Family:
 
 _OTHERS = {"llada": LLADA, "mixtral": MIXTRAL, "llada2_moe": LLADA2, "mimo": MIMO}
 FAMILIES: dict[str, Family] = {name: _llama(_OTHERS.get(name, HF)) for name in hf_config.FAMILIES}
+
+
+def _of_row(row: Row) -> Family:
+  return Family(
+    Config,
+    functools.partial(hf_rows.from_json, row),
+    functools.partial(hf_rows.layout, row),
+    transformer.target,
+    transformer.init,
+    functools.partial(spare, names=row.names),
+    functools.partial(hf_rows.check_keys, row),
+  )
+
+
+ROWS: dict[str, Row] = GEMMA | NORMS_AFTER | NEAR_LLAMA
+FAMILIES |= {name: _of_row(row) for name, row in ROWS.items()}
+# What a network of these would need.
+_MISSING = {
+  "gemma3": "a tower for pictures beside the language model",
+  "gemma3n": "embeddings and shared keys of each layer",
+  "gemma4": "embeddings and shared keys of each layer",
+  "gpt_oss": "sinks in attention, and experts with biases",
+  "llama4": "chunked attention, and shared experts",
+  "deepseek_v2": "latent attention (MLA)",
+  "deepseek_v3": "latent attention (MLA)",
+  "kimi_k2": "latent attention (MLA)",
+  "cohere": "attention and MLP beside each other",
+  "cohere2": "attention and MLP beside each other",
+  "glm4": "rotary embedding of neighbouring numbers",
+  "ministral3": "queries that grow with the position",
+  "qwen2_moe": "a gate of the shared expert",
+  "qwen3_next": "linear attention",
+  "falcon_h1": "Mamba layers",
+}
+
+
+def by_type(raw: Mapping[str, Any], where: str) -> Family:
+  """The family of a config.json; ValueError says what an unknown one would need, if that is
+  known."""
+  name = hf_config.family_of(raw)
+  if name in FAMILIES:
+    return FAMILIES[name]
+  kind = next((x for x in _MISSING if name in (x, f"{x}_text")), None)
+  if kind is not None:
+    raise ValueError(f"{where}: model_type={name!r} has {_MISSING[kind]}, which no layer here has.")
+  checks.refuse(f"{where}: model_type", raw.get("model_type"), f"one of {', '.join(FAMILIES)}")
+
+
+def to_json(config: Config, *, mask: bool = False, shift: bool = False) -> dict[str, Any]:
+  """The config.json of a Config, see `hf_config.to_json`."""
+  in_part = config.rotary_dim is not None and config.experts is None
+  if not mask and (config.unlike_llama or in_part):
+    return hf_rows.to_json(ROWS, config)
+  return hf_config.to_json(config, mask=mask, shift=shift)
 
 
 def family_of(config: Any) -> Family:

@@ -17,6 +17,7 @@ from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints import (
   eight_bits,
+  families,
   harmless,
   hf_config,
   hf_tokenizer,
@@ -204,8 +205,7 @@ def load(
   weights: str = "float",
   mesh: Mesh | None = None,
 ) -> Checkpoint:
-  """Reads a Llama, Mistral, Qwen2, Qwen3, MiMo, LLaDA, Dream, SDAR or Fast-dLLM v2 directory, or
-  one of their mixtures of experts: Mixtral, Qwen3-MoE, LLaDA-MoE, SDAR-MoE, LLaDA2.
+  """Reads a directory of one of `families.FAMILIES`.
 
   Args:
     directory: holds config.json, model.safetensors or its shards, and mostly tokenizer.json.
@@ -220,7 +220,7 @@ def load(
   directory = pathlib.Path(directory)
   file, raw = directory / "config.json", read_config(directory, "model")
   family = hf_config.family_of(raw)
-  kind = FAMILIES.get(family, FAMILIES["llama"])  # it refuses an unknown family
+  kind = families.by_type(raw, str(file))
   quantised.check_config(directory, raw)
   config = kind.from_json(raw, str(file))
   kind.check_keys(raw, config, str(file), (*_OWN, *_IDS))
@@ -280,7 +280,7 @@ def save(
       a config that no family has.
   """
   named = templates.known(template)
-  raw = hf_config.to_json(config, mask=mask is not None, shift=shift)
+  raw = families.to_json(config, mask=mask is not None, shift=shift)
   family = hf_config.family_of(raw)
   narrow = jnp.dtype(dtype) == jnp.int8
   tensors = scatter(params, FAMILIES[family].layout(config), jnp.float32 if narrow else dtype)

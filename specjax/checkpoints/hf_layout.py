@@ -23,12 +23,17 @@ class Fusion(NamedTuple):
   """A tensor on disk: its name, and the shape that the config calls for.
 
   `first` is the number of its first row, where it is a part of a larger tensor, of which the layout
-  has the parts in order.
+  has the parts in order. Our values are those on disk and `less` more.
   """
 
   name: str
   shape: tuple[int, ...]
   first: int = 0
+  less: float = 0.0
+
+  def ours(self, stored: np.ndarray) -> np.ndarray:
+    """Our values of those on disk."""
+    return stored.astype(np.float32) + np.float32(self.less) if self.less else stored
 
 
 class Stack(list[Fusion]):
@@ -130,19 +135,26 @@ def block(
       for (name, rows), first in zip(qkv, starts, strict=True)
     ],
     (*ours, "out"): [of(names["out"], E, c.heads * C)],
-    (*ours, "mlp_norm", "weight"): [of(names["mlp_norm"], E)],
   }
   if c.experts is not None:
     table |= sparse(c.experts, E, (*ours, "experts"), of, names)
   else:
-    table[*ours, "gate_up"] = [of(names["gate"], F, E), of(names["up"], F, E)]
+    gate_is_whole = names["gate"] != names["up"]
+    up = of(names["up"], F, E)._replace(first=0 if gate_is_whole else F)
+    table[*ours, "gate_up"] = [of(names["gate"], F, E), up]
     table[*ours, "down"] = [of(names["down"], E, F)]
-  if norm:
-    table[*ours, "attention_norm", "weight"] = [of(names["attention_norm"], E)]
+  before = ("attention_norm", "mlp_norm") if norm else ("mlp_norm",)
+  norms: tuple[str, ...] = () if c.norms == "after" else before
+  norms += () if c.norms == "before" else ("attention_out_norm", "mlp_out_norm")
+  table |= {(*ours, x, "weight"): [of(names[x], E)] for x in norms}
+  if c.out_bias:
+    table[*ours, "out_bias"] = [of(names["out"], E, kind="bias")]
   if c.qkv_bias:
     table[*ours, "qkv_bias"] = [of(name, rows, kind="bias") for name, rows in qkv]
   if c.qk_norm:
-    table |= {(*ours, x, "weight"): [of(names[x], C)] for x in ("q_norm", "k_norm")}
+    heads = {"q_norm": c.heads, "k_norm": c.kv_heads} if c.wide_qk_norm else {}
+    for x in ("q_norm", "k_norm"):
+      table[*ours, x, "weight"] = [of(names[x], C * heads.get(x, 1))]
   return table
 
 
@@ -236,7 +248,9 @@ def assemble(
       continue
     whole = np.concatenate(
       [
-        read(p.name, () if p.shape == wanted[p.name] else (slice(p.first, p.first + p.shape[0]),))
+        p.ours(
+          read(p.name, () if p.shape == wanted[p.name] else (slice(p.first, p.first + p.shape[0]),))
+        )
         for p in parts
       ]
     )
@@ -257,7 +271,7 @@ def _spread(layout: Layout, read: Read, dtype: DTypeLike, mesh: Mesh) -> dict[An
   def part(own: Fusion, index: Any) -> np.ndarray:
     start, stop, _ = index[0].indices(own.shape[0])
     rows = slice(own.first + start, own.first + stop)
-    return read(own.name, (rows, *index[1:])).astype(jnp.dtype(dtype))
+    return own.ours(read(own.name, (rows, *index[1:]))).astype(jnp.dtype(dtype))
 
   def stacked(parts: Stack, index: Any) -> np.ndarray:
     each = len(parts) // parts.height
@@ -296,9 +310,11 @@ def scatter(params: Params, layout: Layout, dtype: DTypeLike) -> Tensors:
     if whole.shape != shape:
       raise ValueError(f"{'/'.join(key)} has shape {whole.shape}, the config calls for {shape}.")
     whole = whole.reshape(-1, shape[-1]) if isinstance(parts, Stack) else whole
-    for name, (rows, *_), first in parts:
+    for name, (rows, *_), first, less in parts:
       with np.errstate(over="ignore"):  # `files.write` refuses what is not finite
-        part = whole[row : row + rows].astype(jnp.dtype(dtype), order="C")
+        part = whole[row : row + rows]
+        part = part.astype(np.float32) - np.float32(less) if less else part
+        part = part.astype(jnp.dtype(dtype), order="C")
       tensors[name] = np.concatenate([tensors[name], part]) if first else part
       row += rows
   return tensors

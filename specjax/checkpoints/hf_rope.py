@@ -61,7 +61,7 @@ def read(
   used = {*_ALWAYS, *_NEEDED[kind], *(_OF_YARN if kind == "yarn" else ())}
   harmless.known_keys(raw.get(key) or {}, inside, used, harmless.ROPE)
   share = rope.get("partial_rotary_factor", known.get("partial_rotary_factor", 1.0))
-  if share != 1.0 and family != "llada2_moe":
+  if share != 1.0 and family not in ("llada2_moe", "phi3"):
     checks.refuse(f"{where}: partial_rotary_factor", share, "1, for whole heads are rotated")
   if kind == "default":
     return theta, None, share

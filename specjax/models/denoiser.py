@@ -34,7 +34,7 @@ def _pieces(config: Config) -> Pieces:
   return Pieces(
     layers=config.layers,
     embed=functools.partial(apply, method="embed"),
-    project=of_block(lambda block, x, position: block.project(x, angles(config, position))),
+    project=of_block(lambda block, x, position: block.project(x, angles(block.config, position))),
     values=of_block(lambda block, x: block.values(x)),
     attention=of_block(attention),
     mlp=of_block(lambda block, x: block.mlp(x)),
@@ -60,8 +60,10 @@ def denoiser(config: Config, mask: int, shift: bool = False) -> Denoiser:
   """
   if config.causal:
     raise ValueError("causal=True: a denoiser sees both sides, accepted is causal=False.")
-  if config.window is not None:
-    raise ValueError(f"window={config.window}: a denoiser sees the whole canvas, accepted is None.")
+  if config.windows:
+    raise ValueError(
+      f"window={config.windows[0]}: a denoiser sees the whole canvas, accepted is None."
+    )
   checks.whole("mask", mask, 0, config.vocab_size - 1)
   apply: Callable[..., Any] = Transformer(config).apply
 

@@ -1,6 +1,7 @@
 """Rotary embedding: pairs of a head's numbers turn by angles that grow with the position."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +40,13 @@ def _yarn_ramp(scaling: RopeScaling, turns: np.ndarray) -> np.ndarray:
   return np.clip((np.arange(len(turns)) - first) / max(last - first, 1e-3), 0.0, 1.0)
 
 
-def angles(config: Config, position: Array) -> Array:
-  """The rotary angles as cosine and sine, f32[2, B, N, C / 2]; position i32[B, N]."""
+def angles(config: Config, position: Array) -> Array | None:
+  """The rotary angles as cosine and sine, f32[2, B, N, C / 2]; position i32[B, N].
+
+  They are None where nothing turns. The config is of one layer where layers differ.
+  """
+  if config.rotary_dim == 0:
+    return None
   angle = position[..., None].astype(jnp.float32) * rope_frequencies(config)[None, None]
   both = jnp.stack([jnp.cos(angle), jnp.sin(angle)])
   if config.rope_scaling is not None and config.rope_scaling.attention != 1:
@@ -49,11 +55,26 @@ def angles(config: Config, position: Array) -> Array:
   return jax.lax.optimization_barrier(both)
 
 
-def rotate(x: Array, angle: Array) -> Array:
+def angles_of_layers(config: Config, position: Array) -> tuple[Array | None, ...]:
+  """The `angles` of every layer, computed once where layers turn alike."""
+  found: dict[Any, Array | None] = {}
+  every = []
+  for i in range(config.layers):
+    own = config.of_layer(i)
+    key = own.rope_theta, own.rope_scaling, own.rotary_dim
+    if key not in found:
+      found[key] = angles(own, position)
+    every.append(found[key])
+  return tuple(every)
+
+
+def rotate(x: Array, angle: Array | None) -> Array:
   """Rotary embedding. x [B, H, N, C], angle as of `angles`; pairs are (i, i + C / 2).
 
   Of a head that turns in part, C here is what turns.
   """
+  if angle is None:
+    return x
   if (turned := 2 * angle.shape[-1]) < x.shape[-1]:
     return jnp.concatenate([rotate(x[..., :turned], angle), x[..., turned:]], -1)
   cos, sin = angle[0][:, None], angle[1][:, None]
