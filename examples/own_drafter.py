@@ -24,7 +24,7 @@ def followers(context: Context) -> Array:
   tokens, length = context.tokens, context.length[:, None]
   place = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
   found = jnp.where((tokens == context.root) & (place < length - 1), place, 0).max(1)
-  ahead = found[:, None] + 1 + jnp.arange(DEPTH, dtype=jnp.int32)
+  ahead = found[:, None] + 1 + jnp.arange(DEPTH, dtype=jnp.int32)[None]
   return jnp.take_along_axis(tokens, jnp.minimum(ahead, length - 1), 1)
 
 

@@ -6,6 +6,7 @@ python examples/server_client.py --question "Name three rivers."
 
 import dataclasses
 import sys
+from typing import Any
 
 import openai
 
@@ -24,7 +25,7 @@ class Config:
 def main(config: Config) -> None:
   client = openai.OpenAI(base_url=config.url, api_key="none")
   model = client.models.list().data[0].id
-  asked = {
+  asked: dict[str, Any] = {
     "model": model,
     "messages": [{"role": "user", "content": config.question}],
     "max_tokens": config.max_tokens,

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import pathlib
+import subprocess
 import sys
 import threading
 import time
@@ -78,16 +79,19 @@ def test_a_head_is_trained_and_drafts(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_client_asks_a_server(capsys):
-  decoder = specjax.Decoder(cut(), "prompt_lookup-3", batch=2)
+def test_the_client_asks_a_server():
+  decoder = specjax.Decoder(cut(), "prompt_lookup-3", "target_only", batch=2)
   with Engine(decoder, max_length=256) as engine, bound("127.0.0.1", 0) as place:
     server = Uvicorn(configured(engine, 60.0), engine)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [place]})
     thread.start()
-    while not server.started:
+    ends = time.monotonic() + 30
+    while not server.started and time.monotonic() < ends:
       time.sleep(0.01)
     url = f"http://127.0.0.1:{place.getsockname()[1]}/v1"
-    said = run(capsys, "server_client", url=url, max_tokens=8)
+    command = [sys.executable, ROOT / "examples" / "server_client.py", "--url", url]
+    ran = subprocess.run([*command, "--max-tokens", "8"], capture_output=True, text=True)
     server.should_exit = True
     thread.join(30)
-  assert said.count(" nats a token: ") == 2
+  assert ran.returncode == 0, ran.stderr
+  assert ran.stdout.count(" nats a token: ") == 2

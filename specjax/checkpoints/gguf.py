@@ -164,12 +164,14 @@ def load(
   Args:
     path: of one whole file; shards are to be joined first.
     dtype: of the parameters in memory, whatever the file has.
-    weights: how matrices lie in memory, see `weights.parameter`; "native" keeps the file's bits.
+    weights: how matrices lie in memory, see `weights.parameter`; "native" keeps the file's few
+      bits, and has its floats in `dtype`.
     mesh: over which they are spread, one tensor after the other; None for one device.
 
   Raises:
     ValueError: an unknown architecture, feature or tokenizer; a value of a wrong type or range; a
-      missing, surplus or misshapen tensor; a file that is damaged or absent.
+      tensor of few bits that "native" cannot keep; a missing, surplus or misshapen tensor; a file
+      that is damaged or absent.
   """
   path = pathlib.Path(path)
   metadata, tensors = _open(path)
@@ -198,10 +200,14 @@ def load(
     return (halves(values, heads[part]) if part in heads else values)[index]
 
   def own_bits(path: tuple[str, ...], parts: Sequence[Fusion]) -> dict[tuple[str, ...], Groups]:
-    """Matrices of kinds that are held; parts of different kinds lie apart, as on a mesh."""
+    """Matrices of few bits; parts of different kinds lie apart, as on a mesh."""
     found = [tensors[part.name] for part in parts]
-    if not all(len(_shape(x)) == 2 and gguf_groups.is_held(x.tensor_type) for x in found):
+    if all(x.tensor_type in gguf_groups.FLOATS for x in found):
       return {}
+    for x in found:
+      if not gguf_groups.is_held(x.tensor_type):
+        checks.refuse(f"type of tensor {x.name}", x.tensor_type.name, f"with {weights} weights "
+                      f"{gguf_groups.HELD}, or floats beside no other")  # fmt: skip
     made = []
     for tensor in found:
       part, data = tensor.name.split(".")[-2], np.asarray(tensor.data)

@@ -111,6 +111,11 @@ _KINDS: dict[Kind, tuple[int, int, Callable[[np.ndarray], tuple[np.ndarray, _Fie
 }  # fmt: skip
 
 
+FLOATS = (Kind.F32, Kind.F16, Kind.BF16)
+HELD = ", ".join(kind.name for kind in _KINDS)
+"""The kinds that `groups` holds, for messages."""
+
+
 def is_held(kind: Kind) -> bool:
   """Whether `groups` holds tensors of a kind."""
   return kind in _KINDS

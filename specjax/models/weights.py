@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from specjax import checks
 from specjax.models import groups
 from specjax.models.bfloat16 import Bfloat16, rounded
 from specjax.models.groups import GROUP, Groups
@@ -26,13 +27,19 @@ def parameter(
   """A tensor of a checkpoint as it lies in memory: a matrix by `weights`, one of WEIGHTS.
 
   An embedding is `looked_up`. Stacks of experts go by 8 bits alone: XLA on CPU has no slices of
-  bfloat16, and would widen the whole stack in every call. By 4 bits go matrices whose rows are
-  multiples of 32 long; "native" leaves to `checkpoints.gguf` what is not a float on disk.
+  bfloat16, and would widen the whole stack in every call. With "native" only what is a float on
+  disk comes here, see `checkpoints.gguf`.
+
+  Raises:
+    ValueError: "int4" for a stack, or for rows that do not lie in groups of 32.
   """
   dtype = jnp.dtype(dtype)
   if weights == "int8" and x.ndim >= 2:
     return quantise(x, dtype)
-  if weights == "int4" and x.ndim == 2 and x.shape[1] % GROUP == 0:
+  if weights == "int4" and x.ndim >= 2:
+    if x.ndim > 2 or x.shape[1] % GROUP:
+      accepted = f"one for a matrix {x.shape}: int4 takes rows of a multiple of {GROUP} numbers"
+      checks.refuse("weights", weights, f"{accepted}, and no experts")
     return groups.quantise(x, dtype)
   if weights == "bfloat16" and x.ndim == 2 and dtype != jnp.bfloat16:
     return rounded(x, dtype, looked_up)

@@ -63,3 +63,18 @@ def test_the_model_is_that_of_the_dequantised_file(name, arch, kinds, tmp_path):
   prefill = jax.jit(lambda params: target(wide.config).prefill(params, tokens, jnp.full(1, 8), 16))
   for a, b in zip(*(jax.tree.leaves(prefill(x.params)) for x in (wide, held)), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("beside", [Kind.Q5_1, Kind.BF16])
+def test_what_would_be_widened_is_refused(beside, tmp_path, monkeypatch):
+  """A kind that is not held, and floats that share a matrix with few bits."""
+  monkeypatch.delitem(gguf_groups._KINDS, Kind.Q5_1)
+  metadata, tensors = read_directory(FIXTURES / "llama1", "llama")
+
+  def kind_of(name, w):
+    return beside if "attn_v" in name else first_type(name, w)
+
+  file = write(tmp_path / "m.gguf", "llama", metadata, tensors, kind_of)
+  words = rf"type of tensor blk.0.attn_v.weight='{beside.name}': accepted is with native weights Q4"
+  with pytest.raises(ValueError, match=words):
+    gguf.load(file, weights="native")

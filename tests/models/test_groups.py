@@ -11,7 +11,7 @@ from specjax.models import groups, sharding
 from specjax.models.config import Config
 from specjax.models.linear import linear, lookup
 from specjax.models.transformer import Transformer, init, target
-from specjax.models.weights import count_parameters, dense
+from specjax.models.weights import count_parameters, dense, parameter
 
 CONFIG = Config(
   vocab_size=64, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=64, max_length=128
@@ -131,3 +131,9 @@ def test_a_network_in_4_bits_is_that_of_its_values_also_on_a_mesh(mesh):
     placed = sharding.place(small, mesh)
     assert placed["params"]["layer_0"]["q"].low.sharding.spec == sharding.COLUMNS
     np.testing.assert_allclose(logits(placed), expected, **near)
+
+
+@pytest.mark.parametrize("shape", [(4, 40), (2, 4, 64)])
+def test_what_does_not_lie_in_groups_is_refused(shape):
+  with pytest.raises(ValueError, match="weights='int4': accepted is one for a matrix "):
+    parameter(np.zeros(shape, np.float32), jnp.float32, "int4")

@@ -17,7 +17,7 @@ from specjax.models.transformer import Transformer, init, target
 from specjax.models.weights import dense
 
 CONFIG = Config(
-  vocab_size=64, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=48, max_length=128
+  vocab_size=64, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=64, max_length=128
 )
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1], [7, 8, 9, 10, 7, 8]]
 

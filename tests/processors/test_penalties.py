@@ -137,3 +137,13 @@ def test_penalties_need_their_processor_and_no_stop_words():
   decoder = Decoder(MODEL, processors=["penalties"], stop_words=["x"])
   with pytest.raises(ValueError, match="min_tokens=3: accepted is only 0 beside stop words"):
     decoder.processors_with(penalties=Penalties(min_tokens=3))
+
+
+@pytest.mark.parametrize(
+  "given", [{"presence": float("nan")}, {"min_tokens": 2.5}, {"min_tokens": -1}]
+)
+def test_bad_numbers_of_a_request_are_refused(given):
+  ((name, value),) = given.items()
+  decoder = Decoder(MODEL, processors=["penalties"])
+  with pytest.raises(ValueError, match=re.escape(f"{name}={value}: accepted is")):
+    decoder.processors_with(penalties=Penalties(**given))

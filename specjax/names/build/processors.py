@@ -144,6 +144,9 @@ def penalties_of(model: Model, given: Penalties, stop: Sequence[int]) -> Penalti
   """
   if not given.repetition > 0:
     raise ValueError("repetition is above 0; 1 is off.")
+  checks.number("presence", given.presence)
+  checks.number("frequency", given.frequency)
+  checks.whole("min_tokens", given.min_tokens)
   V = model.config.vocab_size
   bias, forbidden = np.zeros((1, V), np.float32), np.zeros((1, V), bool)
   named = {} if given.bias is None else given.bias
