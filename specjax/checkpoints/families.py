@@ -13,7 +13,9 @@ from jax import Array
 from specjax import checks
 from specjax.base import Params, Target
 from specjax.checkpoints import hf_config, hf_rows
+from specjax.checkpoints.hf_cohere import COHERE
 from specjax.checkpoints.hf_gemma import GEMMA
+from specjax.checkpoints.hf_glm import GLM
 from specjax.checkpoints.hf_layout import (
   HF,
   LLADA,
@@ -25,6 +27,8 @@ from specjax.checkpoints.hf_layout import (
   layout,
   spare,
 )
+from specjax.checkpoints.hf_ministral import MINISTRAL
+from specjax.checkpoints.hf_mixtures import MIXTURES
 from specjax.checkpoints.hf_near_llama import NEAR_LLAMA
 from specjax.checkpoints.hf_norms_after import NORMS_AFTER
 from specjax.checkpoints.hf_rows import Row
@@ -41,7 +45,7 @@ class Family(NamedTuple):
     layout: config -> its parameters by path, and the tensors on disk that make each of them.
     target: config -> Target.
     init: (config, key) -> random parameters.
-    spare: config -> names of tensors that may be on disk and are not read.
+    spare: config -> names of tensors that may be on disk and are not read, with * for any letters.
     check_keys: (config.json, config, name of the file, keys that `hf.load` reads) -> None;
       ValueError for a key that could change the output and that nothing reads.
   """
@@ -78,12 +82,12 @@ def _of_row(row: Row) -> Family:
     functools.partial(hf_rows.layout, row),
     transformer.target,
     transformer.init,
-    functools.partial(spare, names=row.names),
+    functools.partial(hf_rows.spare, row),
     functools.partial(hf_rows.check_keys, row),
   )
 
 
-ROWS: dict[str, Row] = GEMMA | NORMS_AFTER | NEAR_LLAMA
+ROWS: dict[str, Row] = GEMMA | NORMS_AFTER | NEAR_LLAMA | GLM | COHERE | MINISTRAL | MIXTURES
 FAMILIES |= {name: _of_row(row) for name, row in ROWS.items()}
 # What a network of these would need.
 _MISSING = {
@@ -95,11 +99,7 @@ _MISSING = {
   "deepseek_v2": "latent attention (MLA)",
   "deepseek_v3": "latent attention (MLA)",
   "kimi_k2": "latent attention (MLA)",
-  "cohere": "attention and MLP beside each other",
-  "cohere2": "attention and MLP beside each other",
-  "glm4": "rotary embedding of neighbouring numbers",
-  "ministral3": "queries that grow with the position",
-  "qwen2_moe": "a gate of the shared expert",
+  "cohere": "LayerNorm on q and k",
   "qwen3_next": "linear attention",
   "falcon_h1": "Mamba layers",
 }
@@ -119,10 +119,18 @@ def by_type(raw: Mapping[str, Any], where: str) -> Family:
 
 def to_json(config: Config, *, mask: bool = False, shift: bool = False) -> dict[str, Any]:
   """The config.json of a Config, see `hf_config.to_json`."""
-  in_part = config.rotary_dim is not None and config.experts is None
-  if not mask and (config.unlike_llama or in_part):
-    return hf_rows.to_json(ROWS, config)
-  return hf_config.to_json(config, mask=mask, shift=shift)
+  x, scaling = config.experts, config.rope_scaling
+  in_part = config.rotary_dim is not None and x is None
+  others = x is not None and (x.shared_gate or (x.router == "sigmoid" and config.causal))
+  grows = scaling is not None and scaling.growth > 0
+  if mask or not (config.unlike_llama or in_part or others or grows):
+    return hf_config.to_json(config, mask=mask, shift=shift)
+  raw = hf_rows.to_json(ROWS, config)
+  if raw is None:
+    own = config.unlike_llama or {"experts": x, "rope_scaling": scaling}
+    unlike = ", ".join(f"{name}={value!r}" for name, value in own.items() if value is not None)
+    raise ValueError(f"{unlike}: no Hugging Face family has these features together.")
+  return raw
 
 
 def family_of(config: Any) -> Family:

@@ -21,7 +21,7 @@ _KEYS = {"attention_bias": bool, "hidden_act": _OLD_GELU, "hidden_activation": _
 _CAPS = {"attn_logit_softcapping": _NUMBER, "final_logit_softcapping": _NUMBER}
 _ABSENT = {
   "head_dim": 256, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
-  "max_position_embeddings": 8192,
+  "max_position_embeddings": 8192, "num_key_value_heads": 4,
 }  # fmt: skip
 _HARMLESS = {"use_bidirectional_attention": (False,)}
 
@@ -84,7 +84,10 @@ def _write_third(c: Config) -> dict[str, Any]:
 
 _FOUR_KEYS = _KEYS | _CAPS | TYPES | {"query_pre_attn_scalar": _NUMBER}
 GEMMA = {
-  "gemma": Row("GemmaForCausalLM", HF, _first, _write, _KEYS, _ABSENT, True, _HARMLESS),
+  "gemma": Row(
+    "GemmaForCausalLM", HF, _first, _write, _KEYS, _ABSENT | {"num_key_value_heads": 16}, True,
+    _HARMLESS,
+  ),
   "gemma2": Row(
     "Gemma2ForCausalLM", _FOUR_NORMS, _second, _write_four_norms, _FOUR_KEYS, _ABSENT, True,
     _HARMLESS,

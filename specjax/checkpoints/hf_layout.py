@@ -1,5 +1,6 @@
 """The tensors on disk that make up our parameters, by the names that each family gives them."""
 
+import fnmatch
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -55,6 +56,7 @@ HF = {
   "expert_gate": "mlp.experts.{}.gate_proj", "expert_up": "mlp.experts.{}.up_proj",
   "expert_down": "mlp.experts.{}.down_proj", "shared_gate": "mlp.shared_experts.gate_proj",
   "shared_up": "mlp.shared_experts.up_proj", "shared_down": "mlp.shared_experts.down_proj",
+  "router_bias": "mlp.gate.expert_bias",
 }  # fmt: skip
 MIXTRAL = HF | {
   "router": "block_sparse_moe.gate", "expert_gate": "block_sparse_moe.experts.{}.w1",
@@ -143,9 +145,9 @@ def block(
     up = of(names["up"], F, E)._replace(first=0 if gate_is_whole else F)
     table[*ours, "gate_up"] = [of(names["gate"], F, E), up]
     table[*ours, "down"] = [of(names["down"], E, F)]
-  before = ("attention_norm", "mlp_norm") if norm else ("mlp_norm",)
-  norms: tuple[str, ...] = () if c.norms == "after" else before
-  norms += () if c.norms == "before" else ("attention_out_norm", "mlp_out_norm")
+  norms: tuple[str, ...] = ("attention_norm",) if norm and c.norms != "after" else ()
+  norms += ("mlp_norm",) if c.norms in ("before", "both") else ()
+  norms += ("attention_out_norm", "mlp_out_norm") if c.norms in ("after", "both") else ()
   table |= {(*ours, x, "weight"): [of(names[x], E)] for x in norms}
   if c.out_bias:
     table[*ours, "out_bias"] = [of(names["out"], E, kind="bias")]
@@ -189,13 +191,16 @@ def sparse(
     ),
   }
   if c.router == "sigmoid":
-    table[*ours, "router_bias"] = [of(names["router"], c.count, kind="expert_bias")]
+    name, _, kind = names["router_bias"].rpartition(".")
+    table[*ours, "router_bias"] = [of(name, c.count, kind=kind)]
   if c.router == "relu":
     table[*ours, "router_norm", "weight"] = [of(names["router_norm"], c.count)]
   if S:
     shared = [of(names["shared_gate"], S, E), of(names["shared_up"], S, E)]
     table[*ours, "shared", "gate_up"] = shared
     table[*ours, "shared", "down"] = [of(names["shared_down"], E, S)]
+  if c.shared_gate:
+    table[*ours, "shared_share"] = [of(names["shared_share"], 1, E)]
   return table
 
 
@@ -216,7 +221,7 @@ def assemble(
   own parts of the tensors; matrices in bfloat16 or 8 bits are read whole.
 
   Args:
-    spare: names of tensors that may be there and are not read.
+    spare: names of tensors that may be there and are not read, with * for any letters.
     shapes: of all tensors that are there, by name.
     config: what the errors name as the source of the layout.
     weights: how matrices lie in memory, see `weights.parameter`.
@@ -236,8 +241,9 @@ def assemble(
       raise ValueError(f"the checkpoint lacks tensor {name} of shape {shape}.")
     if shapes[name] != shape:
       raise ValueError(f"tensor {name} has shape {shapes[name]}, {config} calls for {shape}.")
-  for name in sorted(shapes.keys() - wanted.keys() - spare):
-    if not name.endswith("rotary_emb.inv_freq"):
+  unread = ("*rotary_emb.inv_freq", *spare)
+  for name in sorted(shapes.keys() - wanted.keys()):
+    if not any(fnmatch.fnmatchcase(name, each) for each in unread):
       raise ValueError(f"the checkpoint has tensor {name}, for which {config} has no place.")
   if mesh is not None and weights == "float":
     return {"params": unflatten_dict(_spread(layout, read, dtype, mesh))}

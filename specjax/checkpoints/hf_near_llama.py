@@ -27,9 +27,7 @@ def _smollm3(found: Found) -> dict[str, Any]:
   turns = known.get("no_rope_layers", tuple(i % every for i in range(1, layers + 1)))
   if len(turns) != layers:
     checks.refuse(f"{where}: no_rope_layers", turns, f"{layers} numbers")
-  if set(known.get("layer_types", ())) - {"full_attention"}:
-    checks.refuse(f"{where}: layer_types", known["layer_types"], "full_attention in all layers")
-  rope = found.rope()
+  rope = found.sees_all()
   still = dataclasses.replace(rope, rotary_dim=0)
   return {"out_bias": known.get("attention_bias", False)} | alike(
     rope if each else still for each in turns

@@ -68,6 +68,6 @@ NORMS_AFTER = {
     _exaone4,
     _types,
     TYPES | {"sliding_window_pattern": _pattern},
-    _ABSENT,
+    _ABSENT | {"num_key_value_heads": 32},
   ),
 }

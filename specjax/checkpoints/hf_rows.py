@@ -58,6 +58,12 @@ class Found(NamedTuple):
       checks.refuse(f"{self.where}: layer_types", types, f"{layers} of {FULL} and {LOCAL}")
     return alike(full if each == FULL else local for each in types)
 
+  def sees_all(self) -> Kind:
+    """The rotary embedding of all layers, of which none may have a window."""
+    if set(types := self.known.get("layer_types", ())) - {FULL}:
+      checks.refuse(f"{self.where}: layer_types", types, f"{FULL} in all layers")
+    return self.rope()
+
 
 def alike(kinds: Any) -> dict[str, Any]:
   """Fields of `Config` for layers of kinds, which may be all alike."""
@@ -93,6 +99,8 @@ class Row(NamedTuple):
     absent: what the program takes for absent keys, where it is not what Llama's takes.
     less_one: whether tensors of norms hold w of 1 + w; in 16 bits the sum is rounded.
     idle: keys that change nothing, at these values.
+    more: keys that `read` checks by itself.
+    spare: tensors that are not read, with * for any letters and {} for the number of layers.
   """
 
   architecture: str
@@ -103,6 +111,8 @@ class Row(NamedTuple):
   absent: Mapping[str, Any] = {}
   less_one: bool = False
   idle: Mapping[str, Any] = {}
+  more: tuple[str, ...] = ()
+  spare: tuple[str, ...] = ()
 
 
 def from_json(row: Row, raw: Mapping[str, Any], where: str = "config.json") -> Config:
@@ -111,20 +121,16 @@ def from_json(row: Row, raw: Mapping[str, Any], where: str = "config.json") -> C
   known = {**row.absent, **checks.fields_of(raw, schema, where, hf_config.NEEDED)}
   heads, width = known["num_attention_heads"], known["hidden_size"]
   try:
-    return Config(
-      vocab_size=known["vocab_size"],
-      width=width,
-      layers=known["num_hidden_layers"],
-      heads=heads,
-      kv_heads=known.get("num_key_value_heads", heads),
-      head_dim=known.get("head_dim", width // heads),
-      mlp_width=known["intermediate_size"],
-      max_length=known.get("max_position_embeddings", 2048),
-      norm_epsilon=known.get("rms_norm_eps", 1e-6),
-      tied=known.get("tie_word_embeddings", False),
-      qkv_bias=known.get("attention_bias", False),
-      **row.read(Found(raw, known, raw["model_type"], where)),
-    )
+    usual = {
+      "vocab_size": known["vocab_size"], "width": width, "layers": known["num_hidden_layers"],
+      "heads": heads, "kv_heads": known.get("num_key_value_heads", heads),
+      "head_dim": known.get("head_dim", width // heads), "mlp_width": known["intermediate_size"],
+      "max_length": known.get("max_position_embeddings", 2048),
+      "norm_epsilon": known.get("rms_norm_eps", 1e-6),
+      "tied": known.get("tie_word_embeddings", False),
+      "qkv_bias": known.get("attention_bias", False),
+    }  # fmt: skip
+    return Config(**usual | row.read(Found(raw, known, raw["model_type"], where)))
   except ValueError as error:
     said = str(error)
     raise ValueError(said if said.startswith(where) else f"{where}: {said}") from None
@@ -134,8 +140,13 @@ def check_keys(
   row: Row, raw: Mapping[str, Any], config: Config, where: str, used: Collection[str]
 ) -> None:
   """`Family.check_keys` of a row."""
-  own = {*_SIZES, *_ROPE, *row.keys, *used}
+  own = {*_SIZES, *_ROPE, *row.keys, *row.more, *used}
   harmless.known_keys(raw, where, own, {**harmless.CONFIG, **row.idle})
+
+
+def spare(row: Row, c: Config) -> frozenset[str]:
+  """`Family.spare` of a row."""
+  return hf_layout.spare(c, row.names) | {name.format(c.layers) for name in row.spare}
 
 
 def layout(row: Row, c: Config) -> Layout:
@@ -149,8 +160,8 @@ def layout(row: Row, c: Config) -> Layout:
   }
 
 
-def to_json(rows: Mapping[str, Row], config: Config) -> dict[str, Any]:
-  """The config.json of the first row that says this config; ValueError where none does."""
+def to_json(rows: Mapping[str, Row], config: Config) -> dict[str, Any] | None:
+  """The config.json of the first row that says this config; None where none does."""
   for name, row in rows.items():
     rope = first(config, FULL)
     raw: dict[str, Any] = {
@@ -168,8 +179,7 @@ def to_json(rows: Mapping[str, Row], config: Config) -> dict[str, Any]:
         return raw
     except ValueError:
       continue
-  unlike = ", ".join(f"{name}={value!r}" for name, value in config.unlike_llama.items())
-  raise ValueError(f"{unlike}: no Hugging Face family has these features together.")
+  return None
 
 
 TYPES = {"layer_types": tuple[str, ...], "sliding_window": functools.partial(checks.whole, least=1)}

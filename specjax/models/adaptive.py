@@ -80,11 +80,13 @@ def adaptive(config: Config, skipping: Skipping) -> LayeredTarget:
   `models.cache.rows_of`.
 
   Raises:
-    ValueError: a network that is not causal, or that has a sliding window.
+    ValueError: a network that is not causal, that has a sliding window, or whose attention and MLP
+      share a norm.
   """
-  if not config.causal or config.windows:
+  if not config.causal or config.windows or config.norms == "shared":
     raise ValueError(
-      f"skipping={skipping.name!r}: accepted for causal models without a sliding window."
+      f"skipping={skipping.name!r}: accepted for causal models without a sliding window, with "
+      "attention and MLP in turn."
     )
   lm = transformer.target(config)
 

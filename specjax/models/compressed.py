@@ -70,10 +70,14 @@ def compressed(config: Config, kind: CacheKind) -> LayeredTarget:
   Layers that drafters run by themselves read dense caches alone, see `models.cache.rows_of`.
 
   Raises:
-    ValueError: a network that is not causal, or that has a sliding window.
+    ValueError: a network that is not causal, that has a sliding window, or whose attention and MLP
+      share a norm.
   """
-  if not config.causal or config.windows:
-    raise ValueError(f"cache={kind.name!r}: accepted for causal models without a sliding window.")
+  if not config.causal or config.windows or config.norms == "shared":
+    raise ValueError(
+      f"cache={kind.name!r}: accepted for causal models without a sliding window, with attention "
+      "and MLP in turn."
+    )
   lm = transformer.target(config)
 
   def features(params: Params, x: Array, inputs: tuple[Array, ...], layers: tuple[int, ...]):

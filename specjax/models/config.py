@@ -17,6 +17,8 @@ class RopeScaling:
     low, high: the limits, in full turns over `original_length` tokens.
     attention: of "yarn", what the cosines and sines of queries and keys are multiplied with.
     whole_pairs: of "yarn", whether the limits lie at pairs or between them (GPT-OSS).
+    growth: b of 1 + b log(1 + floor(p / original_length)), which multiplies the query at position p
+      (Ministral 3).
   """
 
   kind: Literal["linear", "llama3", "yarn"]
@@ -26,6 +28,7 @@ class RopeScaling:
   original_length: int = 8192
   attention: float = 1.0
   whole_pairs: bool = True
+  growth: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Experts:
     groups, chosen_groups: of "sigmoid", equal groups of experts, and how many of them are open to a
       token.
     shared_width: width of the expert that every token passes, 0 for none.
+    shared_gate: whether that expert's output is weighed, by a sigmoid (Qwen2-MoE).
     dense_layers: how many of the first layers have a dense MLP in place of experts.
   """
 
@@ -54,6 +58,7 @@ class Experts:
   chosen_groups: int = 1
   shared_width: int = 0
   dense_layers: int = 0
+  shared_gate: bool = False
 
   def __post_init__(self):
     checks.choice("router", self.router, ("softmax", "sigmoid", "relu"))
@@ -115,8 +120,11 @@ class Config:
     experts: the sparse MLPs, or None where every layer has a dense one.
     kinds: one for each layer where layers differ, in place of `window`, `rope_theta`,
       `rope_scaling` and `rotary_dim`; () where all are alike.
-    norms: where attention and MLP have a norm: before them, on what they add (OLMo 2), or "both"
-      (Gemma 2 and later).
+    norms: where attention and MLP have a norm: before them, on what they add (OLMo 2), "both"
+      (Gemma 2 and later), or a "shared" one before both, which are then beside each other (Cohere).
+    centred: whether norms, but those of q and k, subtract the mean first: LayerNorm (Cohere).
+    neighbours: whether the pairs that turn are neighbouring numbers of a head, not one of each half
+      (GLM-4, Cohere).
     activation: of the gates of dense MLPs; "gelu" is its approximation by tanh (Gemma).
     out_bias: whether attention's output has a bias (Seed-OSS).
     attention_scale: what scores are multiplied with, None for C ** -0.5.
@@ -147,7 +155,9 @@ class Config:
   experts: Experts | None = None
   wide_qk_norm: bool = False
   kinds: tuple[Kind, ...] = ()
-  norms: Literal["before", "after", "both"] = "before"
+  norms: Literal["before", "after", "both", "shared"] = "before"
+  centred: bool = False
+  neighbours: bool = False
   activation: Literal["silu", "gelu"] = "silu"
   out_bias: bool = False
   attention_scale: float | None = None
@@ -158,7 +168,7 @@ class Config:
   logit_scale: float = 1.0
 
   def __post_init__(self):
-    checks.choice("norms", self.norms, ("before", "after", "both"))
+    checks.choice("norms", self.norms, ("before", "after", "both", "shared"))
     checks.choice("activation", self.activation, ("silu", "gelu"))
     for field in dataclasses.fields(self):
       if field.type is int:
@@ -205,6 +215,7 @@ class Config:
 
 
 _NEWER = (
-  "wide_qk_norm", "kinds", "norms", "activation", "out_bias", "attention_scale", "attention_cap",
-  "logit_cap", "embedding_scale", "residual_scale", "logit_scale",
+  "wide_qk_norm", "kinds", "norms", "centred", "neighbours", "activation", "out_bias",
+  "attention_scale", "attention_cap", "logit_cap", "embedding_scale", "residual_scale",
+  "logit_scale",
 )  # fmt: skip

@@ -25,7 +25,8 @@ INIT = nn.initializers.normal(0.02)
 
 
 class TransformerBlock(nn.Module):
-  """Attention and MLP on the residual stream, with norms before them, on what they add, or both.
+  """Attention and MLP on the residual stream, with norms before them, on what they add, or both,
+  or beside each other behind one norm.
 
   `config` is that of the layer, see `Config.of_layer`. `attention_width` is that of
   `attention_input`, where one is given. Without `has_mlp` the layer is attention alone.
@@ -39,10 +40,11 @@ class TransformerBlock(nn.Module):
     c = self.config
     H, K, C = c.heads, c.kv_heads, c.head_dim
     out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)
+    norm = functools.partial(RMSNorm, c.norm_epsilon, c.centred)
     if c.norms != "after":
-      self.attention_norm = RMSNorm(c.norm_epsilon)
-    if c.norms != "before":
-      self.attention_out_norm = RMSNorm(c.norm_epsilon)
+      self.attention_norm = norm()
+    if c.norms in ("after", "both"):
+      self.attention_out_norm = norm()
     of_qkv = {"q": H * C, "k": K * C, "v": K * C}
     self.qkv = fused(self, "qkv", of_qkv, INIT, self.attention_width or c.width)
     if c.qkv_bias:
@@ -53,10 +55,10 @@ class TransformerBlock(nn.Module):
     self.out = weight(self, "out", out_init, (c.width, H * C))
     if c.out_bias:
       self.out_bias = self.param("out_bias", nn.initializers.zeros, (c.width,))
-    if self.has_mlp and c.norms != "after":
-      self.mlp_norm = RMSNorm(c.norm_epsilon)
-    if self.has_mlp and c.norms != "before":
-      self.mlp_out_norm = RMSNorm(c.norm_epsilon)
+    if self.has_mlp and c.norms in ("before", "both"):
+      self.mlp_norm = norm()
+    if self.has_mlp and c.norms in ("after", "both"):
+      self.mlp_out_norm = norm()
     if self.has_mlp and c.experts is not None:
       self.experts = SparseMLP(c.experts, c.norm_epsilon, out_init)
     elif self.has_mlp:
@@ -77,6 +79,8 @@ class TransformerBlock(nn.Module):
 
   def mlp_input(self, x: Array) -> Array:
     """x [B, N, E] -> [B, N, E], what the MLP reads."""
+    if self.config.norms == "shared":
+      return self.attention_norm(x)
     return x if self.config.norms == "after" else self.mlp_norm(x)
 
   def _normed(self, q: Array, k: Array) -> tuple[Array, Array]:
@@ -95,7 +99,9 @@ class TransformerBlock(nn.Module):
     if c.qk_norm:
       q, k = self._normed(q, k)
     q, k, v = (y.swapaxes(1, 2) for y in (q, k, v))
-    q, k = rotate(q, angle), rotate(k, angle)
+    q, k = rotate(q, angle, c.neighbours), rotate(k, angle, c.neighbours)
+    if angle is not None and len(angle) > 2:
+      q = (q * angle[2, :, None, :, :1]).astype(q.dtype)
     if c.attention_scale is not None:  # all that attends divides by the root of C
       q = q * (c.attention_scale * c.head_dim**0.5)
     return q, k, v
@@ -111,19 +117,20 @@ class TransformerBlock(nn.Module):
     y = linear(attend(q, k, v, mask, prefix, c.attention_cap), self.out)
     if c.out_bias:
       y = y + jnp.broadcast_to(self.out_bias, y.shape)
-    if c.norms != "before":
+    if c.norms in ("after", "both"):
       y = self.attention_out_norm(y)
     return y if c.residual_scale == 1 else y * c.residual_scale
 
   def mlp(self, x: Array) -> Array:
-    """x [B, N, E] -> [B, N, E], to be added to the stream."""
+    """x [B, N, E] -> [B, N, E], to be added to the stream; x is the stream behind attention, or in
+    front of it where they share a norm."""
     c, h = self.config, self.mlp_input(x)
     if c.experts is not None:
       y = self.experts(h)
     else:
       gate, up = self.gate_up.linear(h)
       y = linear((nn.silu(gate) if c.activation == "silu" else nn.gelu(gate)) * up, self.down)
-    if c.norms != "before":
+    if c.norms in ("after", "both"):
       y = self.mlp_out_norm(y)
     return y if c.residual_scale == 1 else y * c.residual_scale
 
@@ -150,8 +157,9 @@ class TransformerBlock(nn.Module):
 
   def __call__(self, x, angle, mask, prefix, earlier=None, attention_input=None):
     """The layer, for the arguments of `attended`: (x [B, N, E], k [B, K, N, C], v)."""
-    x, k, v = self.attended(x, angle, mask, prefix, earlier, attention_input)
-    return x + self.mlp(x) if self.has_mlp else x, k, v
+    y, k, v = self.attended(x, angle, mask, prefix, earlier, attention_input)
+    read = x if self.config.norms == "shared" else y
+    return y + self.mlp(read) if self.has_mlp else y, k, v
 
 
 def of_layer(config: Config, number: int) -> TransformerBlock:

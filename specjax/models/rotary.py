@@ -43,7 +43,8 @@ def _yarn_ramp(scaling: RopeScaling, turns: np.ndarray) -> np.ndarray:
 def angles(config: Config, position: Array) -> Array | None:
   """The rotary angles as cosine and sine, f32[2, B, N, C / 2]; position i32[B, N].
 
-  They are None where nothing turns. The config is of one layer where layers differ.
+  Where queries grow with the position, what multiplies them is a third. They are None where nothing
+  turns. The config is of one layer where layers differ.
   """
   if config.rotary_dim == 0:
     return None
@@ -51,6 +52,10 @@ def angles(config: Config, position: Array) -> Array | None:
   both = jnp.stack([jnp.cos(angle), jnp.sin(angle)])
   if config.rope_scaling is not None and config.rope_scaling.attention != 1:
     both = both * jnp.float32(config.rope_scaling.attention)
+  if config.rope_scaling is not None and config.rope_scaling.growth:
+    chunk = position // config.rope_scaling.original_length
+    grown = 1 + config.rope_scaling.growth * jnp.log1p(chunk.astype(jnp.float32))
+    both = jnp.concatenate([both, jnp.broadcast_to(grown[None, ..., None], (1, *angle.shape))])
   # As one array behind a barrier; otherwise XLA on CPU computes both anew for every layer and head.
   return jax.lax.optimization_barrier(both)
 
@@ -68,15 +73,21 @@ def angles_of_layers(config: Config, position: Array) -> tuple[Array | None, ...
   return tuple(every)
 
 
-def rotate(x: Array, angle: Array | None) -> Array:
-  """Rotary embedding. x [B, H, N, C], angle as of `angles`; pairs are (i, i + C / 2).
+def rotate(x: Array, angle: Array | None, neighbours: bool = False) -> Array:
+  """Rotary embedding. x [B, H, N, C], angle as of `angles`; pairs are (i, i + C / 2), or
+  (2i, 2i + 1) where they are `neighbours`.
 
   Of a head that turns in part, C here is what turns.
   """
   if angle is None:
     return x
   if (turned := 2 * angle.shape[-1]) < x.shape[-1]:
-    return jnp.concatenate([rotate(x[..., :turned], angle), x[..., turned:]], -1)
+    return jnp.concatenate([rotate(x[..., :turned], angle, neighbours), x[..., turned:]], -1)
   cos, sin = angle[0][:, None], angle[1][:, None]
+  if neighbours:
+    pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
+    a, b = pairs[..., 0], pairs[..., 1]
+    both = jnp.stack([a * cos - b * sin, b * cos + a * sin], -1)
+    return both.reshape(x.shape).astype(x.dtype)
   a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)

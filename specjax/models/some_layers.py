@@ -45,13 +45,18 @@ def run_some(
     read: how a layer's queries read the cache, see `caches.base.CacheKind`.
 
   Raises:
-    ValueError: a model with a sliding window, for which earlier rows are not masked here.
+    ValueError: a model with a sliding window, for which earlier rows are not masked here, or whose
+      attention and MLP share a norm.
   """
   config = layer(0).config
   if windows := {layer(i).config.window for i in range(config.layers)} - {None}:
     raise ValueError(
       f"window={min(windows)}: accepted for drafts by a model's own layers is a "
       "model without a sliding window."
+    )
+  if config.norms == "shared":
+    raise ValueError(
+      "norms='shared': accepted for drafts by a model's own layers are attention and MLP in turn."
     )
   rotary = angles(position)
 

@@ -38,7 +38,7 @@ class Transformer(nn.Module):
     self.embedding = weight(self, "embedding", INIT, (c.vocab_size, c.width))
     self.layers = Layers(c, remat=self.remat)
     nn.share_scope(self, self.layers)  # layer_0, ... lie beside the embedding
-    self.norm = RMSNorm(c.norm_epsilon)
+    self.norm = RMSNorm(c.norm_epsilon, c.centred)
     if not c.tied:
       self.lm_head = weight(self, "lm_head", INIT, (c.vocab_size, c.width))
 

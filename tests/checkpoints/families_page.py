@@ -16,6 +16,12 @@ TITLES = {
   "phi3": "Phi-3 and Phi-4, without longrope",
   "granite": "Granite 3, dense",
   "smollm3": "SmolLM3",
+  "glm4": "GLM-4",
+  "cohere2": "Cohere 2",
+  "ministral3": "Ministral 3, text",
+  "olmoe": "OLMoE",
+  "qwen2_moe": "Qwen2-MoE",
+  "glm4_moe": "GLM-4.5",
 }
 ROW = re.compile(r"^\| .* \| `(\w+)` \| (\S+) \|\n", re.M)
 
