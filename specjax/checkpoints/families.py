@@ -12,7 +12,7 @@ from jax import Array
 
 from specjax import checks
 from specjax.base import Params, Target
-from specjax.checkpoints import hf_config, hf_rows
+from specjax.checkpoints import hf_config, hf_pictures, hf_rows
 from specjax.checkpoints.hf_cohere import COHERE
 from specjax.checkpoints.hf_gemma import GEMMA
 from specjax.checkpoints.hf_glm import GLM
@@ -91,7 +91,6 @@ ROWS: dict[str, Row] = GEMMA | NORMS_AFTER | NEAR_LLAMA | GLM | COHERE | MINISTR
 FAMILIES |= {name: _of_row(row) for name, row in ROWS.items()}
 # What a network of these would need.
 _MISSING = {
-  "gemma3": "a tower for pictures beside the language model",
   "gemma3n": "embeddings and shared keys of each layer",
   "gemma4": "embeddings and shared keys of each layer",
   "gpt_oss": "sinks in attention, and experts with biases",
@@ -105,12 +104,26 @@ _MISSING = {
 }
 
 
+def _beside_pictures(raw: Mapping[str, Any], where: str) -> Family:
+  """The family of the language model of a file that has a tower for pictures, too."""
+  text = hf_pictures.language_model(raw, where)
+  inner = by_type(text, where)
+  return inner._replace(
+    from_json=lambda raw, where="config.json": inner.from_json(text, where),
+    layout=lambda config: hf_pictures.within(inner.layout(config)),
+    spare=lambda config: hf_pictures.spare(inner.spare(config)),
+    check_keys=lambda raw, *rest: inner.check_keys(text, *rest),
+  )
+
+
 def by_type(raw: Mapping[str, Any], where: str) -> Family:
   """The family of a config.json; ValueError says what an unknown one would need, if that is
   known."""
   name = hf_config.family_of(raw)
   if name in FAMILIES:
     return FAMILIES[name]
+  if name in hf_pictures.TEXTS:
+    return _beside_pictures(raw, where)
   kind = next((x for x in _MISSING if name in (x, f"{x}_text")), None)
   if kind is not None:
     raise ValueError(f"{where}: model_type={name!r} has {_MISSING[kind]}, which no layer here has.")

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from specjax.checkpoints import (
   families,
   harmless,
   hf_config,
+  hf_pictures,
   hf_tokenizer,
   quantised,
   templates,
@@ -207,6 +209,8 @@ def load(
 ) -> Checkpoint:
   """Reads a directory of one of `families.FAMILIES`.
 
+  Of one with a tower for pictures the language model is read, and a line on stderr says so.
+
   Args:
     directory: holds config.json, model.safetensors or its shards, and mostly tokenizer.json.
     dtype: of the parameters in memory, whatever the file has.
@@ -235,6 +239,8 @@ def load(
   # null says that there is none, an absent key that the published family's own is meant.
   usual = None if "specjax_template" in raw else {"llada": "llada", "Dream": "dream"}.get(family)
   named = own.get("specjax_template", usual)
+  if family in hf_pictures.TEXTS:
+    print(f"{directory} is read as its language model, without pictures.", file=sys.stderr)
   params = _read_params(directory, kind.layout(config), kind.spare(config), dtype, weights, mesh)
   return Checkpoint(
     config=config,
