@@ -305,6 +305,10 @@ class Target:
   head: Callable[[Params, Array], Array]
 
 
+def _as_float32(products: Array) -> Array:
+  return products.astype(jnp.float32)
+
+
 @dataclasses.dataclass(frozen=True)
 class StatesTarget(Target):
   """A target that shows how it reads tokens and states, for heads that need no layers like its.
@@ -313,11 +317,13 @@ class StatesTarget(Target):
     width: E.
     embed: (params, tokens i32[B, N]) -> [B, N, E].
     lm_head: (params) -> [V, E], the matrix that `head` multiplies with, an array or an Int8.
+    logits: products with rows of that matrix -> logits in float32; some families scale or cap them.
   """
 
   width: int
   embed: Callable[[Params, Array], Array]
   lm_head: Callable[[Params], Array]
+  logits: Callable[[Array], Array] = dataclasses.field(default=_as_float32, kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,7 @@ from specjax.eval import prompts, report, table
 from specjax.models import transformer
 from specjax.models.config import Config as Network
 from specjax.models.layers import of_layer
-from specjax.models.rotary import angles
+from specjax.models.rotary import angles_of_layers
 from specjax.models.skipping.duo import DUO, SMALL
 from specjax.sampling import new_key
 from specjax.train.duo import Choice, always, at_random, by, routed
@@ -70,12 +70,12 @@ def alone(
   before, _ = lm.prefill(params, tokens, jnp.full(B, T, jnp.int32), T)
   earlier, own = jnp.tril(jnp.ones((T, T), bool), -1), jnp.eye(T, dtype=bool)
   mask = jnp.broadcast_to(jnp.concatenate([earlier, own], 1), (B, T, 2 * T))
-  angle, mlp = angles(network, jnp.asarray(rows.position)), by(network.layers, choice).mlp
+  angle, mlp = angles_of_layers(network, jnp.asarray(rows.position)), by(network.layers, choice).mlp
   x, shares = lm.embed(params, tokens), []
   for i in range(network.layers):
     block, weights = of_layer(network, i), params["params"][f"layer_{i}"]
     kv = before.kv.k[i], before.kv.v[i]
-    heard: Any = block.apply({"params": weights}, x, angle, mask, None, kv, method="attended")
+    heard: Any = block.apply({"params": weights}, x, angle[i], mask, None, kv, method="attended")
     y, _, _ = heard
     added, share = mlp(params, i, block, y)
     x = y + added

@@ -1,16 +1,21 @@
 """Model families: how a config.json becomes a network, by its `model_type`.
 
-A new family is a file that defines the functions of a `Family`, and a row of FAMILIES.
+A new family is a file that defines the functions of a `Family`, and a row of FAMILIES; one whose
+layers `Config` can describe is a `Row` alone.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jax import Array
 
+from specjax import checks
 from specjax.base import Params, Target
-from specjax.checkpoints import hf_config
+from specjax.checkpoints import hf_config, hf_pictures, hf_rows
+from specjax.checkpoints.hf_cohere import COHERE
+from specjax.checkpoints.hf_gemma import GEMMA
+from specjax.checkpoints.hf_glm import GLM
 from specjax.checkpoints.hf_layout import (
   HF,
   LLADA,
@@ -22,6 +27,11 @@ from specjax.checkpoints.hf_layout import (
   layout,
   spare,
 )
+from specjax.checkpoints.hf_ministral import MINISTRAL
+from specjax.checkpoints.hf_mixtures import MIXTURES
+from specjax.checkpoints.hf_near_llama import NEAR_LLAMA
+from specjax.checkpoints.hf_norms_after import NORMS_AFTER
+from specjax.checkpoints.hf_rows import Row
 from specjax.models import transformer
 from specjax.models.config import Config
 
@@ -35,7 +45,7 @@ class Family(NamedTuple):
     layout: config -> its parameters by path, and the tensors on disk that make each of them.
     target: config -> Target.
     init: (config, key) -> random parameters.
-    spare: config -> names of tensors that may be on disk and are not read.
+    spare: config -> names of tensors that may be on disk and are not read, with * for any letters.
     check_keys: (config.json, config, name of the file, keys that `hf.load` reads) -> None;
       ValueError for a key that could change the output and that nothing reads.
   """
@@ -63,6 +73,77 @@ def _llama(names: Names) -> Family:
 
 _OTHERS = {"llada": LLADA, "mixtral": MIXTRAL, "llada2_moe": LLADA2, "mimo": MIMO}
 FAMILIES: dict[str, Family] = {name: _llama(_OTHERS.get(name, HF)) for name in hf_config.FAMILIES}
+
+
+def _of_row(row: Row) -> Family:
+  return Family(
+    Config,
+    functools.partial(hf_rows.from_json, row),
+    functools.partial(hf_rows.layout, row),
+    transformer.target,
+    transformer.init,
+    functools.partial(hf_rows.spare, row),
+    functools.partial(hf_rows.check_keys, row),
+  )
+
+
+ROWS: dict[str, Row] = GEMMA | NORMS_AFTER | NEAR_LLAMA | GLM | COHERE | MINISTRAL | MIXTURES
+FAMILIES |= {name: _of_row(row) for name, row in ROWS.items()}
+# What a network of these would need.
+_MISSING = {
+  "gemma3n": "embeddings and shared keys of each layer",
+  "gemma4": "embeddings and shared keys of each layer",
+  "gpt_oss": "sinks in attention, and experts with biases",
+  "llama4": "chunked attention, and shared experts",
+  "deepseek_v2": "latent attention (MLA)",
+  "deepseek_v3": "latent attention (MLA)",
+  "kimi_k2": "latent attention (MLA)",
+  "cohere": "LayerNorm on q and k",
+  "qwen3_next": "linear attention",
+  "falcon_h1": "Mamba layers",
+}
+
+
+def _beside_pictures(raw: Mapping[str, Any], where: str) -> Family:
+  """The family of the language model of a file that has a tower for pictures, too."""
+  text = hf_pictures.language_model(raw, where)
+  inner = by_type(text, where)
+  return inner._replace(
+    from_json=lambda raw, where="config.json": inner.from_json(text, where),
+    layout=lambda config: hf_pictures.within(inner.layout(config)),
+    spare=lambda config: hf_pictures.spare(inner.spare(config)),
+    check_keys=lambda raw, *rest: inner.check_keys(text, *rest),
+  )
+
+
+def by_type(raw: Mapping[str, Any], where: str) -> Family:
+  """The family of a config.json; ValueError says what an unknown one would need, if that is
+  known."""
+  name = hf_config.family_of(raw)
+  if name in FAMILIES:
+    return FAMILIES[name]
+  if name in hf_pictures.TEXTS:
+    return _beside_pictures(raw, where)
+  kind = next((x for x in _MISSING if name in (x, f"{x}_text")), None)
+  if kind is not None:
+    raise ValueError(f"{where}: model_type={name!r} has {_MISSING[kind]}, which no layer here has.")
+  checks.refuse(f"{where}: model_type", raw.get("model_type"), f"one of {', '.join(FAMILIES)}")
+
+
+def to_json(config: Config, *, mask: bool = False, shift: bool = False) -> dict[str, Any]:
+  """The config.json of a Config, see `hf_config.to_json`."""
+  x, scaling = config.experts, config.rope_scaling
+  in_part = config.rotary_dim is not None and x is None
+  others = x is not None and (x.shared_gate or (x.router == "sigmoid" and config.causal))
+  grows = scaling is not None and scaling.growth > 0
+  if mask or not (config.unlike_llama or in_part or others or grows):
+    return hf_config.to_json(config, mask=mask, shift=shift)
+  raw = hf_rows.to_json(ROWS, config)
+  if raw is None:
+    own = config.unlike_llama or {"experts": x, "rope_scaling": scaling}
+    unlike = ", ".join(f"{name}={value!r}" for name, value in own.items() if value is not None)
+    raise ValueError(f"{unlike}: no Hugging Face family has these features together.")
+  return raw
 
 
 def family_of(config: Any) -> Family:

@@ -27,6 +27,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
   "qwen3": {"model_type": "qwen3"},
   "llada": {"model_type": "llama", "is_causal": False},
   "dream": {"model_type": "Dream"},
+  "gemma3": {"model_type": "gemma3_text"},
 }
 """The architectures that are read, each with what a config.json would say of it."""
 
@@ -110,7 +111,7 @@ def _config_json(
   known |= {f"{kind}.{k}": check for k, check in _OTHERS.items()}
   values = checks.fields_of(metadata, known, where, [f"{kind}.{k}" for k in _NEEDED])
   used = {*known, *gguf_tokenizer.KEYS, "general.architecture", _SHIFT}
-  if kind != "llama":  # whose programs see everything
+  if kind not in ("llama", "gemma3"):  # whose programs see everything
     used -= {f"{kind}.attention.sliding_window"}
   harmless.known_keys(metadata, where, used, harmless.GGUF)
   found = {k.removeprefix(f"{kind}."): v for k, v in values.items()}
@@ -120,6 +121,8 @@ def _config_json(
     raw["vocab_size"] = len(tokens)
   if kind == "llama" and "sliding_window" in raw:
     raw["model_type"] = "mistral"
+  if kind == "gemma3":
+    raw |= _gemma3(raw)
   if kind != "qwen2":
     raw["attention_bias"] = "blk.0.attn_q.bias" in tensors
   raw["tie_word_embeddings"] = "output.weight" not in tensors
@@ -136,6 +139,18 @@ def _config_json(
   stretch = _values(tensors[gguf_rope.STRETCH]) if gguf_rope.STRETCH in tensors else None
   raw["rope_scaling"] = gguf_rope.scaling(found, stretch, where, kind)
   return kind, raw
+
+
+def _gemma3(raw: Mapping[str, Any]) -> dict[str, Any]:
+  """What llama.cpp takes for Gemma 3 where a file is silent."""
+  layers, heads = raw["num_hidden_layers"], raw["num_attention_heads"]
+  own: dict[str, Any] = {"rope_theta": raw.get("rope_theta", 1e4)}
+  own["query_pre_attn_scalar"] = raw.get("head_dim", raw["hidden_size"] // heads)
+  if layers == 62:  # of 27B alone
+    own["query_pre_attn_scalar"] = raw["hidden_size"] // heads
+  if "sliding_window" not in raw:
+    own["layer_types"] = ["full_attention"] * layers
+  return own
 
 
 def load(

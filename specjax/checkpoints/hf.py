@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,8 +18,10 @@ from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints import (
   eight_bits,
+  families,
   harmless,
   hf_config,
+  hf_pictures,
   hf_tokenizer,
   quantised,
   templates,
@@ -206,8 +209,9 @@ def load(
   weights: str = "float",
   mesh: Mesh | None = None,
 ) -> Checkpoint:
-  """Reads a Llama, Mistral, Qwen2, Qwen3, MiMo, LLaDA, Dream, SDAR or Fast-dLLM v2 directory, or
-  one of their mixtures of experts: Mixtral, Qwen3-MoE, LLaDA-MoE, SDAR-MoE, LLaDA2.
+  """Reads a directory of one of `families.FAMILIES`.
+
+  Of one with a tower for pictures the language model is read, and a line on stderr says so.
 
   Args:
     directory: holds config.json, model.safetensors or its shards, and mostly tokenizer.json.
@@ -222,7 +226,7 @@ def load(
   directory = pathlib.Path(directory)
   file, raw = directory / "config.json", read_config(directory, "model")
   family = hf_config.family_of(raw)
-  kind = FAMILIES.get(family, FAMILIES["llama"])  # it refuses an unknown family
+  kind = families.by_type(raw, str(file))
   quantised.check_config(directory, raw)
   config = kind.from_json(raw, str(file))
   kind.check_keys(raw, config, str(file), (*_OWN, *_IDS))
@@ -237,6 +241,8 @@ def load(
   # null says that there is none, an absent key that the published family's own is meant.
   usual = None if "specjax_template" in raw else {"llada": "llada", "Dream": "dream"}.get(family)
   named = own.get("specjax_template", usual)
+  if family in hf_pictures.TEXTS:
+    print(f"{directory} is read as its language model, without pictures.", file=sys.stderr)
   params = _read_params(directory, kind.layout(config), kind.spare(config), dtype, weights, mesh)
   return Checkpoint(
     config=config,
@@ -282,7 +288,7 @@ def save(
       a config that no family has.
   """
   named = templates.known(template)
-  raw = hf_config.to_json(config, mask=mask is not None, shift=shift)
+  raw = families.to_json(config, mask=mask is not None, shift=shift)
   family = hf_config.family_of(raw)
   narrow = jnp.dtype(dtype) == jnp.int8
   tensors = scatter(params, FAMILIES[family].layout(config), jnp.float32 if narrow else dtype)

@@ -47,10 +47,10 @@ def _no_bias(name: str, value: Any) -> bool:
   return checks.boolean(name, value) and checks.refuse(name, value, "false: MLPs have no biases")
 
 
-_NEEDED = (
+NEEDED = (
   "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
 )  # fmt: skip
-_SCHEMA = {
+SCHEMA = {
   "vocab_size": _SIZE, "hidden_size": _SIZE, "num_hidden_layers": _LAYERS,
   "num_attention_heads": _SIZE, "num_key_value_heads": _SIZE, "head_dim": _SIZE,
   "intermediate_size": _SIZE, "max_position_embeddings": _SIZE, "rope_theta": _POSITIVE,
@@ -80,12 +80,12 @@ def _checked(raw: Mapping[str, Any], family: str, where: str) -> dict[str, Any]:
     width = raw.get("dense_intermediate_size") or raw.get("expert_intermediate_size")
     raw = {**raw, "intermediate_size": width}
   if family != "llada":
-    return {**_ABSENT.get(family, {}), **checks.fields_of(raw, _SCHEMA, where, _NEEDED)}
+    return {**_ABSENT.get(family, {}), **checks.fields_of(raw, SCHEMA, where, NEEDED)}
   for key, accepted in _LLADA_HAS.items():
     if raw.get(key, accepted) != accepted:
       checks.refuse(f"{where}: {key}", raw[key], repr(accepted))
-  theirs = {_OF_LLADA[ours]: _SCHEMA[ours] for ours in _OF_LLADA}
-  found = checks.fields_of(raw, theirs, where, [_OF_LLADA[ours] for ours in _NEEDED])
+  theirs = {_OF_LLADA[ours]: SCHEMA[ours] for ours in _OF_LLADA}
+  found = checks.fields_of(raw, theirs, where, [_OF_LLADA[ours] for ours in NEEDED])
   values = {ours: found[key] for ours, key in _OF_LLADA.items() if key in found}
   return {"is_causal": False, **values}
 
@@ -180,7 +180,7 @@ def check_keys(raw: Mapping[str, Any], config: Config, where: str, used: Collect
   """Raises ValueError for a key of a model's config.json that could change what the model says and
   that neither `from_json`, which has made the config, nor the caller reads (`used`)."""
   family = family_of(raw)
-  own = set(_LLADA_HAS) | set(_OF_LLADA.values()) if family == "llada" else set(_SCHEMA)
+  own = set(_LLADA_HAS) | set(_OF_LLADA.values()) if family == "llada" else set(SCHEMA)
   own |= {"rope_scaling", "rope_parameters", "original_max_position_embeddings", *used}
   own |= hf_experts.keys(family) | {_BLOCKS.get(family, ("specjax_block_length",))[0]}
   if family == "lladamoe":
@@ -251,6 +251,9 @@ def to_json(config: Config, *, mask: bool = False, shift: bool = False) -> dict[
 
   It raises ValueError where no family has these features together.
   """
+  if unlike := config.unlike_llama:
+    said = ", ".join(f"{name}={value!r}" for name, value in unlike.items())
+    raise ValueError(f"{said}: accepted is None, for layers like Llama's.")
   family, architecture = _family(config, mask, shift)
   raw = {
     "model_type": family, "architectures": [architecture], "vocab_size": config.vocab_size,

@@ -65,6 +65,23 @@ KEYS = {
   ),
   "specjax_blockffn": Keys("num_experts", "", "moe_intermediate_size", fixed={"router": "relu"}),
 }  # fmt: skip
+# Of rows of `families.ROWS`.
+_OF_ROWS = {
+  "olmoe": Keys(
+    "num_experts", "num_experts_per_tok", "intermediate_size",
+    {"count": 64, "chosen": 8, "normalised": False}, only={"clip_qkv": (None,)},
+  ),
+  "qwen2_moe": Keys(
+    "num_experts", "num_experts_per_tok", "moe_intermediate_size",
+    {"count": 60, "chosen": 4, "width": 1408, "normalised": False},
+  ),
+  "glm4_moe": Keys(
+    "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size",
+    {"count": 128, "chosen": 8, "width": 1408, "normalised": True, "scale": 1.0, "groups": 1,
+     "chosen_groups": 1},
+    {"router": "sigmoid"},
+  ),
+}  # fmt: skip
 _MORE = {"normalised": "norm_topk_prob", "scale": "routed_scaling_factor", "groups": "n_group",
          "chosen_groups": "topk_group"}  # fmt: skip
 _OF_LLADA2 = ("scale", "groups", "chosen_groups")
@@ -108,7 +125,7 @@ def read(raw: Mapping[str, Any], family: str, layers: int, where: str) -> Expert
   It raises ValueError for a feature that is not read, a value that is not accepted, and a key that
   is absent and has no default.
   """
-  keys = KEYS.get(family)
+  keys = (KEYS | _OF_ROWS).get(family)
   if keys is None:
     return None
   for key, accepted in keys.only.items():

@@ -1,5 +1,6 @@
 """The tensors on disk that make up our parameters, by the names that each family gives them."""
 
+import fnmatch
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,12 +24,17 @@ class Fusion(NamedTuple):
   """A tensor on disk: its name, and the shape that the config calls for.
 
   `first` is the number of its first row, where it is a part of a larger tensor, of which the layout
-  has the parts in order.
+  has the parts in order. Our values are those on disk and `less` more.
   """
 
   name: str
   shape: tuple[int, ...]
   first: int = 0
+  less: float = 0.0
+
+  def ours(self, stored: np.ndarray) -> np.ndarray:
+    """Our values of those on disk."""
+    return stored.astype(np.float32) + np.float32(self.less) if self.less else stored
 
 
 class Stack(list[Fusion]):
@@ -50,6 +56,7 @@ HF = {
   "expert_gate": "mlp.experts.{}.gate_proj", "expert_up": "mlp.experts.{}.up_proj",
   "expert_down": "mlp.experts.{}.down_proj", "shared_gate": "mlp.shared_experts.gate_proj",
   "shared_up": "mlp.shared_experts.up_proj", "shared_down": "mlp.shared_experts.down_proj",
+  "router_bias": "mlp.gate.expert_bias",
 }  # fmt: skip
 MIXTRAL = HF | {
   "router": "block_sparse_moe.gate", "expert_gate": "block_sparse_moe.experts.{}.w1",
@@ -130,19 +137,26 @@ def block(
       for (name, rows), first in zip(qkv, starts, strict=True)
     ],
     (*ours, "out"): [of(names["out"], E, c.heads * C)],
-    (*ours, "mlp_norm", "weight"): [of(names["mlp_norm"], E)],
   }
   if c.experts is not None:
     table |= sparse(c.experts, E, (*ours, "experts"), of, names)
   else:
-    table[*ours, "gate_up"] = [of(names["gate"], F, E), of(names["up"], F, E)]
+    gate_is_whole = names["gate"] != names["up"]
+    up = of(names["up"], F, E)._replace(first=0 if gate_is_whole else F)
+    table[*ours, "gate_up"] = [of(names["gate"], F, E), up]
     table[*ours, "down"] = [of(names["down"], E, F)]
-  if norm:
-    table[*ours, "attention_norm", "weight"] = [of(names["attention_norm"], E)]
+  norms: tuple[str, ...] = ("attention_norm",) if norm and c.norms != "after" else ()
+  norms += ("mlp_norm",) if c.norms in ("before", "both") else ()
+  norms += ("attention_out_norm", "mlp_out_norm") if c.norms in ("after", "both") else ()
+  table |= {(*ours, x, "weight"): [of(names[x], E)] for x in norms}
+  if c.out_bias:
+    table[*ours, "out_bias"] = [of(names["out"], E, kind="bias")]
   if c.qkv_bias:
     table[*ours, "qkv_bias"] = [of(name, rows, kind="bias") for name, rows in qkv]
   if c.qk_norm:
-    table |= {(*ours, x, "weight"): [of(names[x], C)] for x in ("q_norm", "k_norm")}
+    heads = {"q_norm": c.heads, "k_norm": c.kv_heads} if c.wide_qk_norm else {}
+    for x in ("q_norm", "k_norm"):
+      table[*ours, x, "weight"] = [of(names[x], C * heads.get(x, 1))]
   return table
 
 
@@ -177,13 +191,16 @@ def sparse(
     ),
   }
   if c.router == "sigmoid":
-    table[*ours, "router_bias"] = [of(names["router"], c.count, kind="expert_bias")]
+    name, _, kind = names["router_bias"].rpartition(".")
+    table[*ours, "router_bias"] = [of(name, c.count, kind=kind)]
   if c.router == "relu":
     table[*ours, "router_norm", "weight"] = [of(names["router_norm"], c.count)]
   if S:
     shared = [of(names["shared_gate"], S, E), of(names["shared_up"], S, E)]
     table[*ours, "shared", "gate_up"] = shared
     table[*ours, "shared", "down"] = [of(names["shared_down"], E, S)]
+  if c.shared_gate:
+    table[*ours, "shared_share"] = [of(names["shared_share"], 1, E)]
   return table
 
 
@@ -204,7 +221,7 @@ def assemble(
   own parts of the tensors; matrices in bfloat16 or 8 bits are read whole.
 
   Args:
-    spare: names of tensors that may be there and are not read.
+    spare: names of tensors that may be there and are not read, with * for any letters.
     shapes: of all tensors that are there, by name.
     config: what the errors name as the source of the layout.
     weights: how matrices lie in memory, see `weights.parameter`.
@@ -224,8 +241,9 @@ def assemble(
       raise ValueError(f"the checkpoint lacks tensor {name} of shape {shape}.")
     if shapes[name] != shape:
       raise ValueError(f"tensor {name} has shape {shapes[name]}, {config} calls for {shape}.")
-  for name in sorted(shapes.keys() - wanted.keys() - spare):
-    if not name.endswith("rotary_emb.inv_freq"):
+  unread = ("*rotary_emb.inv_freq", *spare)
+  for name in sorted(shapes.keys() - wanted.keys()):
+    if not any(fnmatch.fnmatchcase(name, each) for each in unread):
       raise ValueError(f"the checkpoint has tensor {name}, for which {config} has no place.")
   if mesh is not None and weights == "float":
     return {"params": unflatten_dict(_spread(layout, read, dtype, mesh))}
@@ -236,7 +254,9 @@ def assemble(
       continue
     whole = np.concatenate(
       [
-        read(p.name, () if p.shape == wanted[p.name] else (slice(p.first, p.first + p.shape[0]),))
+        p.ours(
+          read(p.name, () if p.shape == wanted[p.name] else (slice(p.first, p.first + p.shape[0]),))
+        )
         for p in parts
       ]
     )
@@ -257,7 +277,7 @@ def _spread(layout: Layout, read: Read, dtype: DTypeLike, mesh: Mesh) -> dict[An
   def part(own: Fusion, index: Any) -> np.ndarray:
     start, stop, _ = index[0].indices(own.shape[0])
     rows = slice(own.first + start, own.first + stop)
-    return read(own.name, (rows, *index[1:])).astype(jnp.dtype(dtype))
+    return own.ours(read(own.name, (rows, *index[1:]))).astype(jnp.dtype(dtype))
 
   def stacked(parts: Stack, index: Any) -> np.ndarray:
     each = len(parts) // parts.height
@@ -296,9 +316,11 @@ def scatter(params: Params, layout: Layout, dtype: DTypeLike) -> Tensors:
     if whole.shape != shape:
       raise ValueError(f"{'/'.join(key)} has shape {whole.shape}, the config calls for {shape}.")
     whole = whole.reshape(-1, shape[-1]) if isinstance(parts, Stack) else whole
-    for name, (rows, *_), first in parts:
+    for name, (rows, *_), first, less in parts:
       with np.errstate(over="ignore"):  # `files.write` refuses what is not finite
-        part = whole[row : row + rows].astype(jnp.dtype(dtype), order="C")
+        part = whole[row : row + rows]
+        part = part.astype(np.float32) - np.float32(less) if less else part
+        part = part.astype(jnp.dtype(dtype), order="C")
       tensors[name] = np.concatenate([tensors[name], part]) if first else part
       row += rows
   return tensors

@@ -11,11 +11,13 @@ from specjax.models.config import RopeScaling
 
 _POSITIVE = functools.partial(checks.number, above=0)
 _SIZE = functools.partial(checks.whole, least=1)
+_GROWTH = "llama_4_scaling_beta"
 _SCHEMA = {
   "rope_type": str, "type": str, "rope_theta": _POSITIVE, "partial_rotary_factor": float,
   "factor": _POSITIVE, "low_freq_factor": _POSITIVE, "high_freq_factor": _POSITIVE,
   "original_max_position_embeddings": _SIZE, "beta_slow": _POSITIVE, "beta_fast": _POSITIVE,
   "attention_factor": _POSITIVE, "mscale": _POSITIVE, "mscale_all_dim": _POSITIVE, "truncate": bool,
+  _GROWTH: _POSITIVE,
 }  # fmt: skip
 _LENGTH = "original_max_position_embeddings"
 _LLAMA3 = {"low": "low_freq_factor", "high": "high_freq_factor", "original_length": _LENGTH}
@@ -26,6 +28,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
   "default": (), "linear": ("factor",), "yarn": ("factor",),
   "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }  # fmt: skip
+_IN_PART = ("llada2_moe", "phi3", "glm4", "glm4_moe")
 _ALWAYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", _LENGTH)
 _OF_YARN = (*_YARN.values(), "mscale", "mscale_all_dim")
 
@@ -59,9 +62,11 @@ def read(
     if name not in rope:
       raise ValueError(f"{where}: the {kind} rope scaling lacks {name!r}.")
   used = {*_ALWAYS, *_NEEDED[kind], *(_OF_YARN if kind == "yarn" else ())}
+  if grows := kind == "yarn" and family == "ministral3":
+    used |= {_GROWTH, "max_position_embeddings"}
   harmless.known_keys(raw.get(key) or {}, inside, used, harmless.ROPE)
   share = rope.get("partial_rotary_factor", known.get("partial_rotary_factor", 1.0))
-  if share != 1.0 and family != "llada2_moe":
+  if share != 1.0 and family not in _IN_PART:
     checks.refuse(f"{where}: partial_rotary_factor", share, "1, for whole heads are rotated")
   if kind == "default":
     return theta, None, share
@@ -79,7 +84,8 @@ def read(
     checks.refuse(
       f"{where}: {names['low']}", limits["low"], f"a number below {names['high']}={limits['high']}"
     )
-  return theta, RopeScaling(kind, rope["factor"], **limits), share
+  growth = rope.get(_GROWTH, 0.0) if grows else 0.0
+  return theta, RopeScaling(kind, rope["factor"], **limits, growth=growth), share
 
 
 def _yarn(rope: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,4 +105,5 @@ def write(scaling: RopeScaling | None) -> dict[str, Any] | None:
   if scaling is None:
     return None
   limits = {key: getattr(scaling, ours) for ours, key in _NAMES[scaling.kind].items()}
-  return {"rope_type": scaling.kind, "factor": scaling.factor, **limits}
+  growth = {_GROWTH: scaling.growth} if scaling.growth else {}
+  return {"rope_type": scaling.kind, "factor": scaling.factor, **limits, **growth}

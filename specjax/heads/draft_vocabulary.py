@@ -66,6 +66,6 @@ def through(target: StatesTarget) -> Callable[..., Array]:
   """`Head.read` by the rows of the target's LM head that are in the draft vocabulary."""
 
   def read(params: Params, target_params: Params, state: Array, d: int | None = None) -> Array:
-    return linear(state, rows(target.lm_head(target_params), ids(params))).astype(jnp.float32)
+    return target.logits(linear(state, rows(target.lm_head(target_params), ids(params))))
 
   return read

@@ -18,7 +18,7 @@ from specjax.models import cache as kv_cache
 from specjax.models import transformer
 from specjax.models.config import Config
 from specjax.models.layers import of_layer
-from specjax.models.rotary import angles
+from specjax.models.rotary import angles_of_layers
 from specjax.models.sharding import spread_nodes
 from specjax.models.skipping.base import Skipping
 
@@ -46,7 +46,7 @@ def run(
     (x before the final norm; KV [B, K, N, C] of all layers, zeros where none of the nodes is read;
     the inputs of all layers and the last output).
   """
-  angle, runs = angles(config, position), skipping.runs(cache.state, position)
+  angle, runs = angles_of_layers(config, position), skipping.runs(cache.state, position)
   absent = jnp.zeros((x.shape[0], config.kv_heads, x.shape[1], config.head_dim), x.dtype)
 
   def leave(x: Array) -> tuple[Array, Array, Array]:
@@ -59,7 +59,7 @@ def run(
     block = of_layer(config, i)
 
     def through(x: Array, i: int = i, block=block, own=own, prefix=prefix):
-      heard: Any = block.apply(own, x, angle, mask, prefix, method="attended")
+      heard: Any = block.apply(own, x, angle[i], mask, prefix, method="attended")
       y, k, v = heard
       added, _ = skipping.mlp(params, i, block, y)
       return jnp.where(runs[:, :, i, None], y + added, x), k, v
@@ -80,12 +80,13 @@ def adaptive(config: Config, skipping: Skipping) -> LayeredTarget:
   `models.cache.rows_of`.
 
   Raises:
-    ValueError: a network that is not causal, or that has a sliding window.
+    ValueError: a network that is not causal, that has a sliding window, or whose attention and MLP
+      share a norm.
   """
-  if not config.causal or config.window is not None:
+  if not config.causal or config.windows or config.norms == "shared":
     raise ValueError(
-      f"`skipping` must be None for a model that has a sliding window or is not causal, got "
-      f"{skipping.name!r}."
+      "`skipping` must be None for a model that is not causal, that has a sliding window, or whose "
+      f"attention and MLP share a norm, got {skipping.name!r}."
     )
   lm = transformer.target(config)
 

@@ -24,7 +24,12 @@ def queries(heads: int, columns: int) -> int:
 
 
 def attend(
-  q: Array, k: Array, v: Array, mask: Array, prefix: tuple[Array, Array, Array] | None
+  q: Array,
+  k: Array,
+  v: Array,
+  mask: Array,
+  prefix: tuple[Array, Array, Array] | None,
+  cap: float | None = None,
 ) -> Array:
   """Softmax attention in two parts that share one normaliser.
 
@@ -39,6 +44,7 @@ def attend(
     prefix: (k [B, K, S, C], v, visible) or None. `visible` says which rows are seen: the first ones
       by all nodes, i32[B]; any by all nodes, bool[B, S]; or any by each node, bool[B, N, S]. Keys
       and values [B, K, N, S, C] are rows that one node each sees, all of them.
+    cap: c of scores c tanh(s / c), static; one product reads their prefix, for blocks have no cap.
 
   Returns:
     [B, N, H * C].
@@ -48,19 +54,22 @@ def attend(
   # A tree over a cache is not parted: each part would read the cache anew.
   together = queries(B * H, k.shape[2]) if prefix is None else QUERIES
   if together < N:
-    return _by_parts(q, k, v, mask, prefix, together)
-  shared = prefix is not None and prefix[0].ndim == 4 and prefix[2].ndim < 3
+    return _by_parts(q, k, v, mask, prefix, together, cap)
+  shared = prefix is not None and prefix[0].ndim == 4 and prefix[2].ndim < 3 and cap is None
   if prefix is not None and shared and reads_blocks(q, prefix[0], prefix[2]):
     out = tree_attention(q, *prefix, k, v, mask)
     return out.swapaxes(1, 2).reshape(B, N, H * C)
   q = (q * C**-0.5).reshape(B, K, -1, C)  # the group's heads and the nodes are rows of one matmul
 
+  def capped(s: Array) -> Array:
+    return s if cap is None else cap * jnp.tanh(s / cap)
+
   def scores(q: Array, keys: Array, visible: Array) -> Array:
     if keys.ndim == 5:
       of_each = q.reshape(B, K, H // K, N, C)
       s = jnp.einsum("bkgnc,bknsc->bkgns", of_each, keys, preferred_element_type=jnp.float32)
-      return s.reshape(B, K, -1, s.shape[-1])
-    s = _times(q, keys, 3).reshape(B, K, H // K, N, -1)
+      return capped(s).reshape(B, K, -1, s.shape[-1])
+    s = capped(_times(q, keys, 3)).reshape(B, K, H // K, N, -1)
     s = jnp.where(visible[:, None, None], s, -jnp.inf)
     return s.reshape(B, K, -1, s.shape[-1])
 
@@ -127,6 +136,7 @@ def _by_parts(
   mask: Array,
   prefix: tuple[Array, Array, Array] | None,
   together: int,
+  cap: float | None,
 ) -> Array:
   """`attend` for up to `together` nodes at a time; a backward pass computes their scores anew."""
   N = q.shape[2]
@@ -144,7 +154,7 @@ def _by_parts(
       far = nodes(far[0], 2), nodes(far[1], 2), far[2]
     if far is not None and far[2].ndim == 3:
       far = far[0], far[1], nodes(far[2], 1)
-    return attend(nodes(q, 2), k, v, nodes(mask, 1), far)
+    return attend(nodes(q, 2), k, v, nodes(mask, 1), far, cap)
 
   parts = jax.lax.map(part, jnp.arange(count, dtype=jnp.int32))
   before = parts[:-1].swapaxes(0, 1).reshape(q.shape[0], -1, parts.shape[-1])

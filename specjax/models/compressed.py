@@ -19,7 +19,7 @@ from specjax.models.caches.base import CacheKind, Queries
 from specjax.models.chunks import read_prompts
 from specjax.models.config import Config
 from specjax.models.layers import of_layer
-from specjax.models.rotary import angles
+from specjax.models.rotary import angles_of_layers
 from specjax.models.sharding import spread_nodes
 from specjax.models.some_layers import dense_prefix, run_some
 
@@ -45,14 +45,14 @@ def run(
   Returns:
     (x before the final norm, what the rows leave, the inputs of all layers and the last output).
   """
-  angle = angles(config, position)
+  angle = angles_of_layers(config, position)
   ks, vs, queries, inputs = [], [], [], []
   for i in range(config.layers):
     own = {"params": params["params"][f"layer_{i}"]}
     # Its output, see `transformer`.
     apply: Callable[..., Any] = of_layer(config, i).apply
     inputs.append(x)
-    q, k, v = apply(own, x, angle, method="project")
+    q, k, v = apply(own, x, angle[i], method="project")
     prefix = None if cache is None else read(cache, i, q)
     x = x + apply(own, q, k, v, mask, prefix, method="attention")
     x = x + apply(own, x, method="mlp")
@@ -70,12 +70,13 @@ def compressed(config: Config, kind: CacheKind) -> LayeredTarget:
   Layers that drafters run by themselves read dense caches alone, see `models.cache.rows_of`.
 
   Raises:
-    ValueError: a network that is not causal, or that has a sliding window.
+    ValueError: a network that is not causal, that has a sliding window, or whose attention and MLP
+      share a norm.
   """
-  if not config.causal or config.window is not None:
+  if not config.causal or config.windows or config.norms == "shared":
     raise ValueError(
-      "`cache` must be dense for a model that has a sliding window or is not causal, got "
-      f"{kind.name!r}."
+      "`cache` must be dense for a model that is not causal, that has a sliding window, or whose "
+      f"attention and MLP share a norm, got {kind.name!r}."
     )
   lm = transformer.target(config)
 
@@ -110,5 +111,7 @@ def compressed(config: Config, kind: CacheKind) -> LayeredTarget:
 def drafting(config: Config, kind: CacheKind) -> LayeredTarget:
   """The network for drafts over caches of a kind: `run_some` reads them."""
   layer = functools.partial(of_layer, config)
-  some = functools.partial(run_some, layer, functools.partial(angles, config), read=kind.read)
+  some = functools.partial(
+    run_some, layer, functools.partial(angles_of_layers, config), read=kind.read
+  )
   return dataclasses.replace(transformer.target(config), run_some=some)

@@ -1,7 +1,7 @@
 """The sizes and features of a network of the Llama family."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from specjax import checks
 
@@ -17,6 +17,8 @@ class RopeScaling:
     low, high: the limits, in full turns over `original_length` tokens.
     attention: of "yarn", what the cosines and sines of queries and keys are multiplied with.
     whole_pairs: of "yarn", whether the limits lie at pairs or between them (GPT-OSS).
+    growth: b of 1 + b log(1 + floor(p / original_length)), which multiplies the query at position p
+      (Ministral 3).
   """
 
   kind: Literal["linear", "llama3", "yarn"]
@@ -26,6 +28,7 @@ class RopeScaling:
   original_length: int = 8192
   attention: float = 1.0
   whole_pairs: bool = True
+  growth: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Experts:
     groups, chosen_groups: of "sigmoid", equal groups of experts, and how many of them are open to a
       token.
     shared_width: width of the expert that every token passes, 0 for none.
+    shared_gate: whether that expert's output is weighed, by a sigmoid (Qwen2-MoE).
     dense_layers: how many of the first layers have a dense MLP in place of experts.
   """
 
@@ -54,6 +58,7 @@ class Experts:
   chosen_groups: int = 1
   shared_width: int = 0
   dense_layers: int = 0
+  shared_gate: bool = False
 
   def __post_init__(self):
     checks.choice("router", self.router, ("softmax", "sigmoid", "relu"))
@@ -83,8 +88,18 @@ class Experts:
 
 
 @dataclasses.dataclass(frozen=True)
+class Kind:
+  """What layers of one network may have each of its own; the fields are those of `Config`."""
+
+  window: int | None = None
+  rope_theta: float = 10000.0
+  rope_scaling: RopeScaling | None = None
+  rotary_dim: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
-  """One transformer for Llama 1-3, Mistral, Qwen2 and Qwen3, and for mixtures of experts.
+  """One transformer for the families of `checkpoints.families`; the defaults are Llama's.
 
   Attributes:
     vocab_size, width, layers, heads, kv_heads, head_dim, mlp_width: V, E, L, H, K, C and the width
@@ -93,14 +108,29 @@ class Config:
     tied: whether the LM head is the embedding.
     qkv_bias: whether q, k and v have biases (Qwen2).
     qk_norm: whether RMSNorm is applied to each head's q and k (Qwen3).
+    wide_qk_norm: whether that norm is over all heads of q, and of k, together (OLMo 2).
     window: how many of the last positions a token sees (Mistral v0.1), or None for all.
     causal: False lets every position see every other (masked diffusion).
     block_length: where causal is False, the length of the blocks that it is causal over (block
       diffusion): a position sees its own block and those before it. None for no blocks.
     any_order: whether the weights are those of a model of any slots given any others, with two
       rows for every slot, see `models.any_order`.
-    rotary_dim: how many of a head's C numbers, its first, are rotated (LLaDA2); None for all.
+    rotary_dim: how many of a head's C numbers, its first, are rotated (LLaDA2); None for all, 0 for
+      none (SmolLM3).
     experts: the sparse MLPs, or None where every layer has a dense one.
+    kinds: one for each layer where layers differ, in place of `window`, `rope_theta`,
+      `rope_scaling` and `rotary_dim`; () where all are alike.
+    norms: where attention and MLP have a norm: before them, on what they add (OLMo 2), "both"
+      (Gemma 2 and later), or a "shared" one before both, which are then beside each other (Cohere).
+    centred: whether norms, but those of q and k, subtract the mean first: LayerNorm (Cohere).
+    neighbours: whether the pairs that turn are neighbouring numbers of a head, not one of each half
+      (GLM-4, Cohere).
+    activation: of the gates of dense MLPs; "gelu" is its approximation by tanh (Gemma).
+    out_bias: whether attention's output has a bias (Seed-OSS).
+    attention_scale: what scores are multiplied with, None for C ** -0.5.
+    attention_cap, logit_cap: c of c tanh(x / c) over scores and logits (Gemma 2), None for none.
+    embedding_scale, residual_scale, logit_scale: what embeddings, what a sublayer adds, and logits
+      are multiplied with (Granite).
   """
 
   vocab_size: int
@@ -123,8 +153,23 @@ class Config:
   any_order: bool = False
   rotary_dim: int | None = None
   experts: Experts | None = None
+  wide_qk_norm: bool = False
+  kinds: tuple[Kind, ...] = ()
+  norms: Literal["before", "after", "both", "shared"] = "before"
+  centred: bool = False
+  neighbours: bool = False
+  activation: Literal["silu", "gelu"] = "silu"
+  out_bias: bool = False
+  attention_scale: float | None = None
+  attention_cap: float | None = None
+  logit_cap: float | None = None
+  embedding_scale: float = 1.0
+  residual_scale: float = 1.0
+  logit_scale: float = 1.0
 
   def __post_init__(self):
+    checks.choice("norms", self.norms, ("before", "after", "both", "shared"))
+    checks.choice("activation", self.activation, ("silu", "gelu"))
     for field in dataclasses.fields(self):
       if field.type is int:
         checks.whole(field.name, getattr(self, field.name), 1)
@@ -139,13 +184,38 @@ class Config:
     if self.any_order and (self.causal or self.block_length is not None):
       raise ValueError("any_order=True: accepted is False with causal=True, or with blocks.")
     rotary = self.rotary_dim
-    if rotary is not None and (checks.whole("rotary_dim", rotary, 2, self.head_dim) % 2):
+    if rotary and (checks.whole("rotary_dim", rotary, 2, self.head_dim) % 2):
       raise ValueError(f"rotary_dim={rotary} must be even: rotary embedding turns pairs.")
+    if self.kinds and len(self.kinds) != self.layers:
+      raise ValueError(f"kinds has {len(self.kinds)} layers: accepted is layers={self.layers}.")
     if self.experts is not None:
       checks.whole("dense_layers", self.experts.dense_layers, most=self.layers - 1)
 
   def of_layer(self, number: int) -> "Config":
-    """That of a layer: a layer with a dense MLP has no experts."""
-    if self.experts is None or number >= self.experts.dense_layers:
-      return self
-    return dataclasses.replace(self, experts=None)
+    """That of a layer: it has the layer's kind, and a layer with a dense MLP has no experts."""
+    own: dict[str, Any] = {**vars(self.kinds[number]), "kinds": ()} if self.kinds else {}
+    if self.experts is not None and number < self.experts.dense_layers:
+      own["experts"] = None
+    return dataclasses.replace(self, **own) if own else self
+
+  @property
+  def unlike_llama(self) -> dict[str, Any]:
+    """The fields, with their values, that no Llama, Mistral or Qwen has."""
+    return {
+      field.name: getattr(self, field.name)
+      for field in dataclasses.fields(self)
+      if field.name in _NEWER and getattr(self, field.name) != field.default
+    }
+
+  @property
+  def windows(self) -> tuple[int, ...]:
+    """The sliding windows of its layers, each once; () where every layer sees everything."""
+    found = {kind.window for kind in self.kinds} if self.kinds else {self.window}
+    return tuple(sorted(window for window in found if window is not None))
+
+
+_NEWER = (
+  "wide_qk_norm", "kinds", "norms", "centred", "neighbours", "activation", "out_bias",
+  "attention_scale", "attention_cap", "logit_cap", "embedding_scale", "residual_scale",
+  "logit_scale",
+)  # fmt: skip

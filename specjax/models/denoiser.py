@@ -34,7 +34,7 @@ def _pieces(config: Config) -> Pieces:
   return Pieces(
     layers=config.layers,
     embed=functools.partial(apply, method="embed"),
-    project=of_block(lambda block, x, position: block.project(x, angles(config, position))),
+    project=of_block(lambda block, x, position: block.project(x, angles(block.config, position))),
     values=of_block(lambda block, x: block.values(x)),
     attention=of_block(attention),
     mlp=of_block(lambda block, x: block.mlp(x)),
@@ -60,9 +60,9 @@ def denoiser(config: Config, mask: int, shift: bool = False) -> Denoiser:
   """
   if config.causal:
     raise ValueError("`causal` must be False for a denoiser, which sees both sides, got True.")
-  if config.window is not None:
+  if config.windows:
     raise ValueError(
-      f"`window` must be None for a denoiser, which sees the whole canvas, got {config.window}."
+      f"`window` must be None for a denoiser, which sees the whole canvas, got {config.windows[0]}."
     )
   checks.whole("mask", mask, 0, config.vocab_size - 1)
   apply: Callable[..., Any] = Transformer(config).apply

@@ -249,4 +249,9 @@ class SparseMLP(nn.Module):
       chosen = by_softmax(c, logits)
     self.sow("intermediates", "chosen", chosen)
     y = spread(x, chosen, gate_up, down).astype(x.dtype)
-    return y + Shared(c.shared_width, self.out_init, name="shared")(x) if c.shared_width else y
+    if not c.shared_width:
+      return y
+    shared = Shared(c.shared_width, self.out_init, name="shared")(x)
+    if c.shared_gate:
+      shared = shared * jax.nn.sigmoid(linear(x, weight(self, "shared_share", _INIT, (1, E))))
+    return y + shared

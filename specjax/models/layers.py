@@ -5,6 +5,8 @@ has parted them for a mesh. Layers are unrolled: on CPU a scan over stacked weig
 weight at each step.
 """
 
+import functools
+
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
@@ -17,13 +19,14 @@ from specjax.models.experts import SparseMLP
 from specjax.models.linear import fused, linear
 from specjax.models.lora import weight
 from specjax.models.norm import RMSNorm
-from specjax.models.rotary import angles, rotate
+from specjax.models.rotary import angles_of_layers, rotate
 
 INIT = nn.initializers.normal(0.02)
 
 
 class TransformerBlock(nn.Module):
-  """Attention and MLP, each behind a norm, on the residual stream.
+  """Attention and MLP on the residual stream, with norms before them, on what they add, or both,
+  or beside each other behind one norm.
 
   `config` is that of the layer, see `Config.of_layer`. `attention_width` is that of
   `attention_input`, where one is given. Without `has_mlp` the layer is attention alone.
@@ -37,7 +40,11 @@ class TransformerBlock(nn.Module):
     c = self.config
     H, K, C = c.heads, c.kv_heads, c.head_dim
     out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)
-    self.attention_norm = RMSNorm(c.norm_epsilon)
+    norm = functools.partial(RMSNorm, c.norm_epsilon, c.centred)
+    if c.norms != "after":
+      self.attention_norm = norm()
+    if c.norms in ("after", "both"):
+      self.attention_out_norm = norm()
     of_qkv = {"q": H * C, "k": K * C, "v": K * C}
     self.qkv = fused(self, "qkv", of_qkv, INIT, self.attention_width or c.width)
     if c.qkv_bias:
@@ -46,8 +53,12 @@ class TransformerBlock(nn.Module):
     if c.qk_norm:
       self.q_norm, self.k_norm = RMSNorm(c.norm_epsilon), RMSNorm(c.norm_epsilon)
     self.out = weight(self, "out", out_init, (c.width, H * C))
-    if self.has_mlp:
-      self.mlp_norm = RMSNorm(c.norm_epsilon)
+    if c.out_bias:
+      self.out_bias = self.param("out_bias", nn.initializers.zeros, (c.width,))
+    if self.has_mlp and c.norms in ("before", "both"):
+      self.mlp_norm = norm()
+    if self.has_mlp and c.norms in ("after", "both"):
+      self.mlp_out_norm = norm()
     if self.has_mlp and c.experts is not None:
       self.experts = SparseMLP(c.experts, c.norm_epsilon, out_init)
     elif self.has_mlp:
@@ -63,30 +74,65 @@ class TransformerBlock(nn.Module):
       ys = [y + jnp.broadcast_to(b, y.shape) for y, b in zip(ys, biases, strict=True)]
     return [y.reshape(*h.shape[:2], -1, self.config.head_dim) for y in ys]
 
+  def _attention_input(self, x: Array) -> Array:
+    return x if self.config.norms == "after" else self.attention_norm(x)
+
+  def mlp_input(self, x: Array) -> Array:
+    """x [B, N, E] -> [B, N, E], what the MLP reads."""
+    if self.config.norms == "shared":
+      return self.attention_norm(x)
+    return x if self.config.norms == "after" else self.mlp_norm(x)
+
+  def _normed(self, q: Array, k: Array) -> tuple[Array, Array]:
+    """q, k [B, N, heads, C] behind their norms."""
+    if not self.config.wide_qk_norm:
+      return self.q_norm(q), self.k_norm(k)
+    wide = (y.reshape(*y.shape[:2], -1) for y in (q, k))
+    own = (norm(y) for norm, y in zip((self.q_norm, self.k_norm), wide, strict=True))
+    return tuple(y.reshape(x.shape) for y, x in zip(own, (q, k), strict=True))
+
   def project(self, x, angle, attention_input=None) -> tuple[Array, Array, Array]:
     """x [B, N, E] -> q [B, H, N, C], k [B, K, N, C], v [B, K, N, C]."""
-    h = self.attention_norm(x) if attention_input is None else attention_input
+    c = self.config
+    h = self._attention_input(x) if attention_input is None else attention_input
     q, k, v = self._heads(h)
-    if self.config.qk_norm:
-      q, k = self.q_norm(q), self.k_norm(k)
+    if c.qk_norm:
+      q, k = self._normed(q, k)
     q, k, v = (y.swapaxes(1, 2) for y in (q, k, v))
-    return rotate(q, angle), rotate(k, angle), v
+    q, k = rotate(q, angle, c.neighbours), rotate(k, angle, c.neighbours)
+    if angle is not None and len(angle) > 2:
+      q = (q * angle[2, :, None, :, :1]).astype(q.dtype)
+    if c.attention_scale is not None:  # all that attends divides by the root of C
+      q = q * (c.attention_scale * c.head_dim**0.5)
+    return q, k, v
 
   def values(self, x: Array) -> Array:
     """x [B, N, E] -> v [B, K, N, C] alone."""
-    (v,) = self._heads(self.attention_norm(x), 2)
+    (v,) = self._heads(self._attention_input(x), 2)
     return v.swapaxes(1, 2)
 
   def attention(self, q, k, v, mask, prefix=None) -> Array:
     """[B, N, E], to be added to the stream; see `attend`."""
-    return linear(attend(q, k, v, mask, prefix), self.out)
+    c = self.config
+    y = linear(attend(q, k, v, mask, prefix, c.attention_cap), self.out)
+    if c.out_bias:
+      y = y + jnp.broadcast_to(self.out_bias, y.shape)
+    if c.norms in ("after", "both"):
+      y = self.attention_out_norm(y)
+    return y if c.residual_scale == 1 else y * c.residual_scale
 
   def mlp(self, x: Array) -> Array:
-    """x [B, N, E] -> [B, N, E], to be added to the stream."""
-    if self.config.experts is not None:
-      return self.experts(self.mlp_norm(x))
-    gate, up = self.gate_up.linear(self.mlp_norm(x))
-    return linear(nn.silu(gate) * up, self.down)
+    """x [B, N, E] -> [B, N, E], to be added to the stream; x is the stream behind attention, or in
+    front of it where they share a norm."""
+    c, h = self.config, self.mlp_input(x)
+    if c.experts is not None:
+      y = self.experts(h)
+    else:
+      gate, up = self.gate_up.linear(h)
+      y = linear((nn.silu(gate) if c.activation == "silu" else nn.gelu(gate)) * up, self.down)
+    if c.norms in ("after", "both"):
+      y = self.mlp_out_norm(y)
+    return y if c.residual_scale == 1 else y * c.residual_scale
 
   def attended(self, x, angle, mask, prefix, earlier=None, attention_input=None):
     """Attention's half: x [B, N, E] -> (x, k [B, K, N, C], v); see `attend` for mask and prefix.
@@ -111,8 +157,9 @@ class TransformerBlock(nn.Module):
 
   def __call__(self, x, angle, mask, prefix, earlier=None, attention_input=None):
     """The layer, for the arguments of `attended`: (x [B, N, E], k [B, K, N, C], v)."""
-    x, k, v = self.attended(x, angle, mask, prefix, earlier, attention_input)
-    return x + self.mlp(x) if self.has_mlp else x, k, v
+    y, k, v = self.attended(x, angle, mask, prefix, earlier, attention_input)
+    read = x if self.config.norms == "shared" else y
+    return y + self.mlp(read) if self.has_mlp else y, k, v
 
 
 def of_layer(config: Config, number: int) -> TransformerBlock:
@@ -122,6 +169,8 @@ def of_layer(config: Config, number: int) -> TransformerBlock:
 
 class Layers(nn.Module):
   """Blocks `layer_0`, `layer_1`, ... of one config, and the masks and angles that they share.
+
+  A layer with a sliding window keeps its whole cache.
 
   `attention_width` is that of the first block. With `remat` a gradient keeps what goes into each
   layer, and computes the rest again.
@@ -174,25 +223,32 @@ class Layers(nn.Module):
     Returns:
       ([B, N, E] before the final norm, KV of the layers run, the hidden_layers).
     """
-    c = self.config
-    angle = angles(c, position)
+    angle = angles_of_layers(self.config, position)
     M = 0 if earlier is None else earlier.k[0].shape[2]
-    if c.window is not None and mask.shape[2] != M:
-      near = position[:, :, None] - position[:, None, :] < c.window
-      mask = jnp.concatenate([mask[..., :M], mask[..., M:] & near], 2)
     rows = None if cache is None else kv_cache.rows_of(cache)
-    if rows is not None and visible is None:
-      visible = cache.length
-      if c.window is not None and rows.k[0].ndim == 4:
-        column = jnp.arange(rows.k[0].shape[2])[None, None]
-        visible = column < cache.length[:, None, None]
-        visible = visible & (position[:, :, None] - column < c.window)
+
+    @functools.cache
+    def seen(window: int | None) -> tuple[Array, Array | None]:
+      """What a layer of this window sees: `mask`, and what is visible of the cache."""
+      own, far = mask, visible
+      if window is not None and mask.shape[2] != M:
+        near = position[:, :, None] - position[:, None, :] < window
+        own = jnp.concatenate([mask[..., :M], mask[..., M:] & near], 2)
+      if rows is not None and visible is None:
+        far = cache.length
+        if window is not None and rows.k[0].ndim == 4:
+          column = jnp.arange(rows.k[0].shape[2])[None, None]
+          far = column < cache.length[:, None, None]
+          far = far & (position[:, :, None] - column < window)
+      return own, far
+
     ks, vs, inputs = [], [], []
     for i, block in list(enumerate(self.blocks))[start:stop]:
       inputs.append(x)
-      prefix = None if rows is None else (rows.k[i], rows.v[i], visible)
+      own, far = seen(self.config.of_layer(i).window)
+      prefix = None if rows is None else (rows.k[i], rows.v[i], far)
       before = None if earlier is None else (earlier.k[i], earlier.v[i])
-      x, k, v = block(x, angle, mask, prefix, before, attention_input if i == start else None)
+      x, k, v = block(x, angle[i], own, prefix, before, attention_input if i == start else None)
       ks.append(k)
       vs.append(v)
     inputs.append(x)

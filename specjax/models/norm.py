@@ -7,13 +7,19 @@ from jax import Array
 
 
 class RMSNorm(nn.Module):
-  """Scales the last axis to unit root mean square, in float32."""
+  """Scales the last axis to unit root mean square, in float32.
+
+  `centred` is LayerNorm without a bias: the mean is subtracted first.
+  """
 
   epsilon: float
+  centred: bool = False
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
     weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
     y = x.astype(jnp.float32)
+    if self.centred:
+      y = y - jnp.mean(y, -1, keepdims=True)
     y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.epsilon)
     return y.astype(x.dtype) * jnp.broadcast_to(weight, x.shape)

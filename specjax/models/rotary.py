@@ -1,6 +1,7 @@
 """Rotary embedding: pairs of a head's numbers turn by angles that grow with the position."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,23 +40,54 @@ def _yarn_ramp(scaling: RopeScaling, turns: np.ndarray) -> np.ndarray:
   return np.clip((np.arange(len(turns)) - first) / max(last - first, 1e-3), 0.0, 1.0)
 
 
-def angles(config: Config, position: Array) -> Array:
-  """The rotary angles as cosine and sine, f32[2, B, N, C / 2]; position i32[B, N]."""
+def angles(config: Config, position: Array) -> Array | None:
+  """The rotary angles as cosine and sine, f32[2, B, N, C / 2]; position i32[B, N].
+
+  Where queries grow with the position, what multiplies them is a third. They are None where nothing
+  turns. The config is of one layer where layers differ.
+  """
+  if config.rotary_dim == 0:
+    return None
   angle = position[..., None].astype(jnp.float32) * rope_frequencies(config)[None, None]
   both = jnp.stack([jnp.cos(angle), jnp.sin(angle)])
   if config.rope_scaling is not None and config.rope_scaling.attention != 1:
     both = both * jnp.float32(config.rope_scaling.attention)
+  if config.rope_scaling is not None and config.rope_scaling.growth:
+    chunk = position // config.rope_scaling.original_length
+    grown = 1 + config.rope_scaling.growth * jnp.log1p(chunk.astype(jnp.float32))
+    both = jnp.concatenate([both, jnp.broadcast_to(grown[None, ..., None], (1, *angle.shape))])
   # As one array behind a barrier; otherwise XLA on CPU computes both anew for every layer and head.
   return jax.lax.optimization_barrier(both)
 
 
-def rotate(x: Array, angle: Array) -> Array:
-  """Rotary embedding. x [B, H, N, C], angle as of `angles`; pairs are (i, i + C / 2).
+def angles_of_layers(config: Config, position: Array) -> tuple[Array | None, ...]:
+  """The `angles` of every layer, computed once where layers turn alike."""
+  found: dict[Any, Array | None] = {}
+  every = []
+  for i in range(config.layers):
+    own = config.of_layer(i)
+    key = own.rope_theta, own.rope_scaling, own.rotary_dim
+    if key not in found:
+      found[key] = angles(own, position)
+    every.append(found[key])
+  return tuple(every)
+
+
+def rotate(x: Array, angle: Array | None, neighbours: bool = False) -> Array:
+  """Rotary embedding. x [B, H, N, C], angle as of `angles`; pairs are (i, i + C / 2), or
+  (2i, 2i + 1) where they are `neighbours`.
 
   Of a head that turns in part, C here is what turns.
   """
+  if angle is None:
+    return x
   if (turned := 2 * angle.shape[-1]) < x.shape[-1]:
-    return jnp.concatenate([rotate(x[..., :turned], angle), x[..., turned:]], -1)
+    return jnp.concatenate([rotate(x[..., :turned], angle, neighbours), x[..., turned:]], -1)
   cos, sin = angle[0][:, None], angle[1][:, None]
+  if neighbours:
+    pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
+    a, b = pairs[..., 0], pairs[..., 1]
+    both = jnp.stack([a * cos - b * sin, b * cos + a * sin], -1)
+    return both.reshape(x.shape).astype(x.dtype)
   a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)

@@ -7,7 +7,7 @@ Letters: B batch, N rows, M earlier rows, E width, L layers, K key/value heads, 
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def dense_prefix(cache: Any, layer: int, q: Array) -> tuple[Array, Array, Array]
 
 def run_some(
   layer: Callable[[int], Any],
-  angles: Callable[[Array], Array],
+  angles: Callable[[Array], Sequence[Array | None]],
   params: Params,
   x: Array,
   position: Array,
@@ -41,16 +41,22 @@ def run_some(
 
   Args:
     layer: the `layers.TransformerBlock` of each layer.
-    angles: position i32[B, N] -> the rotary angles.
+    angles: position i32[B, N] -> the rotary angles of each layer.
     read: how a layer's queries read the cache, see `caches.base.CacheKind`.
 
   Raises:
-    ValueError: a model with a sliding window, for which earlier rows are not masked here.
+    ValueError: a model with a sliding window, for which earlier rows are not masked here, or whose
+      attention and MLP share a norm.
   """
   config = layer(0).config
-  if config.window is not None:
+  if windows := {layer(i).config.window for i in range(config.layers)} - {None}:
     raise ValueError(
-      f"`window` must be None for drafts by a model's own layers, got {config.window}."
+      f"`window` must be None for drafts by a model's own layers, got {min(windows)}."
+    )
+  if config.norms == "shared":
+    raise ValueError(
+      "`norms` must be of attention and MLP in turn for drafts by a model's own layers, got "
+      "'shared'."
     )
   rotary = angles(position)
 
@@ -65,7 +71,7 @@ def run_some(
     before = None if earlier is None else (earlier.k[i], earlier.v[i])
 
     def attend(x: Array, i: int = i, prefix=prefix, before=before) -> tuple[Array, Array, Array]:
-      return run_layer(i, x, rotary, mask, prefix, before, method="attended")
+      return run_layer(i, x, rotary[i], mask, prefix, before, method="attended")
 
     def leave(x: Array, i: int = i) -> tuple[Array, Array, Array]:
       return (x, absent, absent) if given is None else (x, given.k[i], given.v[i])

@@ -19,7 +19,7 @@ from specjax.models.layers import INIT, Layers, of_layer
 from specjax.models.linear import linear, lookup
 from specjax.models.lora import weight
 from specjax.models.norm import RMSNorm
-from specjax.models.rotary import angles
+from specjax.models.rotary import angles_of_layers
 from specjax.models.sharding import spread_nodes
 from specjax.models.some_layers import run_some
 
@@ -38,18 +38,19 @@ class Transformer(nn.Module):
     self.embedding = weight(self, "embedding", INIT, (c.vocab_size, c.width))
     self.layers = Layers(c, remat=self.remat)
     nn.share_scope(self, self.layers)  # layer_0, ... lie beside the embedding
-    self.norm = RMSNorm(c.norm_epsilon)
+    self.norm = RMSNorm(c.norm_epsilon, c.centred)
     if not c.tied:
       self.lm_head = weight(self, "lm_head", INIT, (c.vocab_size, c.width))
 
   def embed(self, tokens: Array) -> Array:
     """i32[B, N] -> [B, N, E]."""
-    return lookup(self.embedding, tokens)
+    x, scale = lookup(self.embedding, tokens), self.config.embedding_scale
+    return x if scale == 1 else x * scale
 
   def head(self, hidden: Array) -> Array:
     """[..., E] after the final norm -> logits f32[..., V]."""
     w = self.embedding if self.config.tied else self.lm_head
-    return linear(hidden, w).astype(jnp.float32)
+    return finished(self.config, linear(hidden, w))
 
   def run_layers(self, x, position, mask, cache=None, *, start=0, stop=None):
     """Layers start..stop (static) of the residual stream x [B, N, E]: (x, KV of these layers)."""
@@ -80,6 +81,14 @@ class Transformer(nn.Module):
     """See base.Target.evaluate."""
     features, kv = self.features(tokens, cache.length[:, None] + depth, mask, cache, hidden_layers)
     return Evaluation(spread_nodes(self.head(features.hidden)), features, kv)
+
+
+def finished(config: Config, products: Array) -> Array:
+  """Logits f32[..., V] of products with the LM head's rows."""
+  logits = products.astype(jnp.float32)
+  logits = logits if config.logit_scale == 1 else logits * config.logit_scale
+  cap = config.logit_cap
+  return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 def attention_mask(segment: Array, causal: bool) -> Array:
@@ -122,15 +131,16 @@ def target(config: Config) -> LayeredTarget:
     qk_norm=True,
     qkv_bias=None,
   ):
-    experts = config.experts  # the last layer's
+    last = config.of_layer(config.layers - 1)
+    experts = last.experts
     if experts is not None:
       experts = None if mlp_width else dataclasses.replace(experts, dense_layers=0)
     own = dataclasses.replace(
-      config,
+      last,
       layers=count,
       experts=experts,
       mlp_width=mlp_width or config.mlp_width,
-      window=config.window if window is True else window or None,
+      window=last.window if window is True else window or None,
       qk_norm=config.qk_norm and qk_norm,
       qkv_bias=config.qkv_bias if qkv_bias is None else qkv_bias,
     )
@@ -155,9 +165,10 @@ def target(config: Config) -> LayeredTarget:
     run_layers=functools.partial(apply, method="run_layers"),
     norm=functools.partial(apply, method="final_norm"),
     lm_head=lm_head,
+    logits=functools.partial(finished, config),
     make_layers=make_layers,
     last_layer=last_layer,
     run_some=functools.partial(
-      run_some, functools.partial(of_layer, config), functools.partial(angles, config)
+      run_some, functools.partial(of_layer, config), functools.partial(angles_of_layers, config)
     ),
   )

@@ -43,7 +43,7 @@ def trimmed(model: Target) -> LayeredTarget:
   lm = showing(LayeredTarget, model, "a smaller vocabulary")
 
   def head(params: Trimmed, hidden: Array) -> Array:
-    said = linear(hidden, params.rows).astype(jnp.float32)
+    said = lm.logits(linear(hidden, params.rows))
     every = jnp.full((*hidden.shape[:-1], lm.vocab_size), -jnp.inf)
     return every.at[..., params.ids].set(said)
 

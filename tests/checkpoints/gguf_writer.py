@@ -21,6 +21,10 @@ NAMES = {
   "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
   "mlp.down_proj": "ffn_down",
 }  # fmt: skip
+FOUR_NORMS = NAMES | {
+  "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+  "post_feedforward_layernorm": "post_ffw_norm",
+}  # fmt: skip
 KEYS = {
   "num_hidden_layers": "block_count", "hidden_size": "embedding_length",
   "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count",
@@ -29,12 +33,12 @@ KEYS = {
 }  # fmt: skip
 
 
-def name_of(theirs: str) -> str:
+def name_of(theirs: str, names=NAMES) -> str:
   stem, _, kind = theirs.rpartition(".")
   if stem.startswith("model.layers."):
     number, _, part = stem.removeprefix("model.layers.").partition(".")
-    return f"blk.{number}.{NAMES[part]}.{kind}"
-  return f"{NAMES[stem]}.{kind}"
+    return f"blk.{number}.{names[part]}.{kind}"
+  return f"{names[stem]}.{kind}"
 
 
 def in_pairs(w: np.ndarray, heads: int) -> np.ndarray:
@@ -50,18 +54,21 @@ def in_pairs(w: np.ndarray, heads: int) -> np.ndarray:
 def read_directory(directory: pathlib.Path, arch: str):
   """(metadata after the architecture's name, tensors) of the file that says the same."""
   raw = json.loads((directory / "config.json").read_text())
-  tensors = {}
+  tensors, names = {}, FOUR_NORMS if arch == "gemma3" else NAMES
   for file in directory.glob("*.safetensors"):
     for name, w in safetensors.numpy.load_file(file).items():
       heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
-      part = name_of(name).split(".")[-2]
+      own = name_of(name, names)
+      part = own.split(".")[-2]
       paired = arch in ("llama", "llada") and part in heads
-      tensors[name_of(name)] = in_pairs(w, raw[heads[part]]) if paired else w
+      tensors[own] = in_pairs(w, raw[heads[part]]) if paired else w
+      if arch == "gemma3" and "norm" in part:
+        tensors[own] = w + 1
   metadata = {ours: raw[key] for key, ours in KEYS.items() if key in raw}
   rope = raw.get("rope_parameters") or {}
   metadata["attention.layer_norm_rms_epsilon"] = raw["rms_norm_eps"]
   metadata["rope.freq_base"] = float(rope.get("rope_theta", raw.get("rope_theta", 1e4)))
-  if raw["model_type"] == "mistral":
+  if raw["model_type"] in ("mistral", "gemma3_text"):
     metadata["attention.sliding_window"] = raw["sliding_window"]
   if rope.get("rope_type") == "linear":
     metadata |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}

@@ -13,6 +13,7 @@ import safetensors.numpy
 from gguf import GGMLQuantizationType as Kind
 from gguf import quants
 from gguf_writer import in_pairs, read_directory, write
+from test_families import directory_of
 
 import specjax
 from specjax.checkpoints import gguf, hf
@@ -62,6 +63,30 @@ def test_the_frequencies_of_llama_3_1(edited, tmp_path):
   directory = edited("llama3", rope_parameters=rope)
   file = write(tmp_path / "m.gguf", "llama", *read_directory(directory, "llama"))
   assert gguf.load(file).config == hf.load(directory).config
+
+
+@pytest.mark.parametrize("window", [True, False])
+def test_gemma_3_as_llama_cpp_reads_it(window, tmp_path):
+  """Five of six layers have the window and a rotary base of 10000, and norms hold 1 + w."""
+  kind = "sliding_attention" if window else "full_attention"
+  base = 1e4 if window else 1e6
+  directory = directory_of("gemma3_text", tmp_path)
+  raw = json.loads((directory / "config.json").read_text()) | {
+    "layer_types": [kind] * 2, "query_pre_attn_scalar": 8,
+    "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base}},
+  }  # fmt: skip
+  (directory / "config.json").write_text(json.dumps(raw))
+  metadata, tensors = read_directory(directory, "gemma3")
+  metadata["rope.freq_base"] = 1e6
+  if not window:
+    del metadata["attention.sliding_window"]
+  got = gguf.load(write(tmp_path / "m.gguf", "gemma3", metadata, tensors))
+  want = hf.load(directory)
+  assert got.config == want.config
+  assert equal(got.params, want.params)
+  more = write(tmp_path / "n.gguf", "gemma3", metadata | {"block_count": 12}, tensors)
+  with pytest.raises(ValueError, match=r"lacks tensor blk\.2\."):
+    gguf.load(more)
 
 
 def test_biases_of_rotated_rows(edited, tmp_path):

@@ -18,7 +18,7 @@ from jax import Array
 from specjax.base import Params
 from specjax.data.packing import PackedRows
 from specjax.models.layers import of_layer
-from specjax.models.rotary import angles
+from specjax.models.rotary import angles_of_layers
 from specjax.models.transformer import Transformer, attention_mask
 from specjax.train.recipe import losses
 from specjax.train.recipe.config import Amount, Count, Share
@@ -58,16 +58,18 @@ def streams(network: Transformer, params: Params, rows: PackedRows, dropped: Arr
   config = network.config
   mask = attention_mask(jnp.asarray(rows.segment), config.causal)
   position = jnp.asarray(rows.position)
-  if config.window is not None:
-    mask = mask & (position[:, :, None] - position[:, None, :] < config.window)
+  distance = position[:, :, None] - position[:, None, :]
   x, angle = (
     jnp.asarray(network.apply(params, rows.tokens, method="embed")),
-    angles(config, position),
+    angles_of_layers(config, position),
   )
   behind = []
   for i in range(config.layers):
     own = {"params": params["params"][f"layer_{i}"]}
-    after = jnp.asarray(of_layer(config, i).apply(own, x, angle, mask, None)[0])
+    layer = of_layer(config, i)
+    window = layer.config.window
+    seen = mask if window is None else mask & (distance < window)
+    after = jnp.asarray(layer.apply(own, x, angle[i], seen, None)[0])
     x = jnp.where(dropped[i][:, None, None], x, after)
     behind.append(x)
   return jnp.stack(behind)

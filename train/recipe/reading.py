@@ -22,7 +22,7 @@ from specjax.data.sources import open_source
 from specjax.models import transformer
 from specjax.models.config import Config as Network
 from specjax.models.layers import of_layer
-from specjax.models.rotary import angles
+from specjax.models.rotary import angles_of_layers
 from specjax.models.skipping import Skipping
 from specjax.models.skipping.base import MLP, whole
 from specjax.models.skipping.first import Routers, probability
@@ -99,7 +99,7 @@ def read(
   """
   lm = transformer.target(network)
   position = jnp.asarray(rows.position)
-  angle = angles(network, position)
+  angle = angles_of_layers(network, position)
   mask = transformer.attention_mask(jnp.asarray(rows.segment), True)
   trained = jnp.asarray(rows.mask)
   begun = jnp.cumsum(trained, 1) > 0
@@ -119,7 +119,7 @@ def read(
       one = (p >= 0.5).astype(p.dtype) + p - jax.lax.stop_gradient(p)
       gate = jnp.broadcast_to(one[:, None], gate.shape)
     own = {"params": params["params"][f"layer_{i}"]}
-    heard: Any = block.apply(own, x, angle, mask, None, method="attended")
+    heard: Any = block.apply(own, x, angle[i], mask, None, method="attended")
     y, _, _ = heard
     read_whole = whole(params, i, block, y)
     added, share = read_whole if mlp is whole else mlp(params, i, block, y)

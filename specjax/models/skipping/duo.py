@@ -43,9 +43,9 @@ def beside(params: Params, layer: int) -> Beside:
 
 
 def normed(params: Params, layer: int, block: TransformerBlock, x: Array) -> Array:
-  """x [B, N, E] behind the norm of the big MLP, [B, N, E]: what router and small MLP read."""
+  """What the big MLP reads of x [B, N, E], [B, N, E]: router and small MLP read it too."""
   own = {"params": params["params"][f"layer_{layer}"]}
-  y: Any = block.apply(own, x, method=lambda block, x: block.mlp_norm(x))
+  y: Any = block.apply(own, x, method=lambda block, x: block.mlp_input(x))
   return y
 
 

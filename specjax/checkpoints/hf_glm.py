@@ -1,0 +1,74 @@
+"""GLM-4, with norms before and behind and turning neighbours, and GLM-4.5, a mixture of experts."""
+
+import dataclasses
+import functools
+from typing import Any
+
+from specjax import checks
+from specjax.checkpoints import hf_experts
+from specjax.checkpoints.hf_layout import HF
+from specjax.checkpoints.hf_rows import Found, Row
+from specjax.models.config import Config
+
+_SIZE = functools.partial(checks.whole, least=1)
+_NAMES = HF | {
+  "attention_out_norm": "post_self_attn_layernorm", "mlp_out_norm": "post_mlp_layernorm",
+} | dict.fromkeys(("gate", "up"), "mlp.gate_up_proj")  # fmt: skip
+_KEYS = {"attention_bias": bool, "partial_rotary_factor": float}
+_ABSENT = {"partial_rotary_factor": 0.5, "max_position_embeddings": 131072}
+
+
+def _glm4(found: Found) -> dict[str, Any]:
+  return {"norms": "both", "neighbours": True, **vars(found.rope())}
+
+
+def _glm4_moe(found: Found) -> dict[str, Any]:
+  known = found.known
+  raw = {"first_k_dense_replace": 1, **found.raw}
+  experts = hf_experts.read(raw, "glm4_moe", known["num_hidden_layers"], found.where)
+  assert experts is not None
+  shared = known.get("n_shared_experts", 1) * experts.width
+  own = {"experts": dataclasses.replace(experts, shared_width=shared)}
+  return own | {"qk_norm": known.get("use_qk_norm", False), **vars(found.rope())}
+
+
+def _write(c: Config) -> dict[str, Any]:
+  share = 1.0 if c.rotary_dim is None else c.rotary_dim / c.head_dim
+  return {"attention_bias": c.qkv_bias, "partial_rotary_factor": share}
+
+
+def _write_moe(c: Config) -> dict[str, Any]:
+  x = c.experts
+  if x is None or x.router != "sigmoid" or x.shared_gate or x.shared_width % x.width:
+    return {"n_shared_experts": 0}
+  return _write(c) | {
+    "n_routed_experts": x.count, "num_experts_per_tok": x.chosen, "moe_intermediate_size": x.width,
+    "n_shared_experts": x.shared_width // x.width, "routed_scaling_factor": x.scale,
+    "n_group": x.groups, "topk_group": x.chosen_groups, "norm_topk_prob": x.normalised,
+    "first_k_dense_replace": x.dense_layers, "use_qk_norm": c.qk_norm,
+    "num_nextn_predict_layers": 0,
+  }  # fmt: skip
+
+
+GLM = {
+  "glm4": Row(
+    "Glm4ForCausalLM", _NAMES, _glm4, _write, _KEYS,
+    _ABSENT | {
+      "attention_bias": True, "head_dim": 128, "num_key_value_heads": 2, "rms_norm_eps": 1.5625e-7,
+    },
+  ),
+  "glm4_moe": Row(
+    "Glm4MoeForCausalLM", HF | {"router_bias": "mlp.gate.e_score_correction_bias"},
+    _glm4_moe, _write_moe,
+    _KEYS | {
+      "use_qk_norm": bool, "n_shared_experts": _SIZE,
+      # Of one expert the program makes the weight 1 where it is normalised, this one does not.
+      "num_experts_per_tok": functools.partial(checks.whole, least=2),
+    },
+    _ABSENT | {"num_key_value_heads": 8, "rms_norm_eps": 1e-5},
+    # Of the layer behind the last, a draft head, which is not read.
+    idle={"num_nextn_predict_layers": ..., "num_mtp_layers": ...}, spare=("model.layers.{}.*",),
+    more=("n_routed_experts", "num_local_experts", "moe_intermediate_size", "norm_topk_prob",
+          "routed_scaling_factor", "n_group", "topk_group", "first_k_dense_replace"),
+  ),
+}  # fmt: skip

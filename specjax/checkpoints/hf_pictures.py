@@ -1,0 +1,54 @@
+"""Checkpoints that have a tower for pictures: their language model is read."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from specjax import checks
+from specjax.checkpoints.hf_layout import Layout
+
+# What the language model is where `text_config` does not say so.
+TEXTS: Mapping[str, Mapping[str, Any]] = {
+  "gemma3": {
+    "model_type": "gemma3_text", "vocab_size": 262208, "hidden_size": 2304,
+    "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
+    "tie_word_embeddings": True,
+  },
+  "mistral3": {"model_type": "mistral", "tie_word_embeddings": False},
+}  # fmt: skip
+_OF_PICTURES = (
+  "text_config", "vision_config", "image_token_index", "boi_token_index", "eoi_token_index",
+  "image_token_id", "boi_token_id", "eoi_token_id", "mm_tokens_per_image", "projector_hidden_act",
+  "multimodal_projector_bias", "spatial_merge_size", "vision_feature_layer",
+)  # fmt: skip
+_PREFIX = "language_model."
+_TOWER = {"vision_tower.*", "multi_modal_projector.*"}
+
+
+def language_model(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
+  """The config.json of the language model; ValueError where `text_config` is no object.
+
+  Its embedding is the LM head where both parts of the file say so: transformers reads the outer
+  one, but not for an LM head that the file has.
+  """
+  text = raw.get("text_config") or {}
+  if not isinstance(text, dict):
+    checks.refuse(f"{where}: text_config", text, "an object")
+  outer = {key: value for key, value in raw.items() if key not in _OF_PICTURES}
+  said = {key: value for key, value in text.items() if value is not None}
+  found = outer | {**TEXTS[raw["model_type"]], **said}
+  if raw.get("tie_word_embeddings") is False:
+    found["tie_word_embeddings"] = False
+  return found | {key: None for key in text.keys() - said.keys()}
+
+
+def within(layout: Layout) -> Layout:
+  """The language model's tensors by their names beside a tower."""
+  return {
+    path: [part._replace(name=_PREFIX + part.name) for part in parts]
+    for path, parts in layout.items()
+  }
+
+
+def spare(names: frozenset[str]) -> frozenset[str]:
+  """What is not read of such a file, given what is not read of the language model's own."""
+  return frozenset(_TOWER | {_PREFIX + name for name in names})

@@ -1,0 +1,266 @@
+"""Families whose layers differ from Llama's: transformers' logits, trees, drafts, and the way back.
+
+The fixtures' texts are longer than the windows, see `make_family_fixtures`.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+import pathlib
+import shutil
+import sys
+import tempfile
+
+import families_page
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from safetensors.numpy import load_file, save_file
+from test_hf import logits_of, torch_logits, transformers  # noqa: F401
+
+import specjax
+from specjax.checkpoints import families, hf, hf_pictures, published
+from specjax.heads import drafting
+from specjax.heads.base import Examples
+from specjax.heads.eagle3 import Eagle3Config, eagle3
+from specjax.models.transformer import Transformer, attention_mask, target
+from specjax.models.trimmed import trim, trimmed
+from specjax.names.load import Model
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "families.md"
+FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
+sys.path.insert(0, str(FIXTURES))
+from make_family_fixtures import IDS, MODELS, OUT, VOCAB, drawn  # noqa: E402
+
+ATOL = 2e-5
+
+
+def directory_of(name, directory: pathlib.Path) -> pathlib.Path:
+  """The checkpoint of a fixture, with weights drawn by the names that its layout has."""
+  shutil.copy(OUT / name / "config.json", directory)
+  raw = json.loads((OUT / name / "config.json").read_text())
+  family = families.by_type(raw, name)
+  shapes = {}
+  for part in itertools.chain(*family.layout(family.from_json(raw)).values()):
+    shapes[part.name] = part.first + part.shape[0], *part.shape[1:]
+  tensors = {key: drawn(key, shape, name) for key, shape in shapes.items()}
+  save_file(tensors, directory / "model.safetensors")
+  return directory
+
+
+@functools.cache
+def loaded(name):
+  with tempfile.TemporaryDirectory() as directory:
+    return hf.load(directory_of(name, pathlib.Path(directory)))
+
+
+def expected(name):
+  return IDS, np.load(OUT / name / "logits.npy")
+
+
+@functools.cache
+def ours(name):
+  found = loaded(name)
+  return logits_of(found.config, found.params, IDS)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_transformers(name):
+  np.testing.assert_allclose(ours(name), expected(name)[1], atol=ATOL)
+
+
+@pytest.mark.full(but=["gemma2", "gemma3_text", "ministral3"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_tree_behind_a_cache_equals_one_pass(name):
+  """Nodes 0 to 3 are the text's next tokens, node 4 is another child of node 1."""
+  ids, logits = expected(name)
+  found, cached = loaded(name), 9
+  lm = target(found.config)
+  length = jnp.full(len(ids), cached + 1)
+  cache, _ = jax.jit(lm.prefill, static_argnums=3)(found.params, ids[:, : cached + 1], length, 32)
+  mask = np.tril(np.ones((5, 5), bool))
+  mask[4] = [True, True, False, False, True]
+  nodes = np.concatenate([ids[:, cached : cached + 4], ids[:, :1]], 1)
+  depth = np.broadcast_to(np.array([0, 1, 2, 3, 2], np.int32), nodes.shape)
+  seen = np.broadcast_to(mask, (len(ids), 5, 5))
+  got = jax.jit(lm.evaluate)(found.params, cache, nodes, depth, seen).logits
+  np.testing.assert_allclose(got[:, :4], logits[:, cached : cached + 4], atol=ATOL)
+  other = np.concatenate([ids[:, : cached + 2], ids[:, :1], ids[:, cached + 3 :]], 1)
+  want = logits_of(found.config, found.params, other)[:, cached + 2]
+  np.testing.assert_allclose(got[:, 4], want, atol=ATOL)
+
+
+@pytest.mark.full(but=["gemma2"])
+@pytest.mark.parametrize("name", MODELS)
+def test_drafts_change_no_token(name):
+  """And all are the likeliest of one pass without a cache."""
+  said = decoded(name, length=24)
+  assert decoded(name, "prompt_lookup-4", 24) == said
+  found, text = loaded(name), np.concatenate([IDS[0], said])[None]
+  logits = logits_of(found.config, found.params, text)[0, len(IDS[0]) - 1 : -1]
+  np.testing.assert_allclose(logits[np.arange(len(said)), said], logits.max(-1), atol=ATOL)
+
+
+@pytest.mark.slow
+@pytest.mark.full(but=["cohere2"])
+@pytest.mark.parametrize("name", MODELS)
+def test_drafts_change_no_token_that_is_drawn(name):
+  warm = {"temperature": 1.0, "seed": 7}
+  assert decoded(name, "prompt_lookup-4", 24, **warm) == decoded(name, length=24, **warm)
+
+
+@pytest.mark.slow
+@pytest.mark.full(but=["gemma3_text"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_head_learns_in_ten_steps(name):
+  """EAGLE-3's cross-entropy with the target's likeliest tokens falls."""
+  found = loaded(name)
+  network, made = Transformer(found.config), eagle3(target(found.config), Eagle3Config(depth=2))
+  rng = np.random.default_rng(4)
+  tokens = jnp.asarray(rng.integers(0, VOCAB, (8, 16)), jnp.int32)
+  position = jnp.broadcast_to(jnp.arange(16, dtype=jnp.int32), tokens.shape)
+  features, _ = network.apply(
+    found.params, tokens, position, attention_mask(jnp.zeros_like(tokens), True),
+    hidden_layers=made.hidden_layers, method="features",
+  )  # fmt: skip
+  at = jnp.broadcast_to(jnp.arange(1, 13, dtype=jnp.int32), (8, 12))
+  examples = Examples(tokens, position, jnp.zeros_like(tokens), features, at)
+  likeliest = network.apply(found.params, features.hidden, method="head").argmax(-1)[:, 2:14]
+  params, optimizer = made.init(jax.random.key(1), found.params, None), optax.sgd(0.5)
+
+  def loss(trained):
+    own = params | {"params": trained}
+    logits = made.read(own, found.params, drafting.unroll(made, own, found.params, examples)[0], 1)
+    every = optax.softmax_cross_entropy_with_integer_labels(logits.reshape(8, 12, -1), likeliest)
+    return every.mean()
+
+  @jax.jit
+  def step(trained, state):
+    value, gradient = jax.value_and_grad(loss)(trained)
+    update, state = optimizer.update(gradient, state)
+    return optax.apply_updates(trained, update), state, value
+
+  trained, losses = params["params"], []
+  state = optimizer.init(trained)
+  for _ in range(11):
+    trained, state, value = step(trained, state)
+    losses.append(float(value))
+  assert losses[10] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_written_comes_back_equal(name, tmp_path):
+  found = loaded(name)
+  hf.save(tmp_path, found.config, found.params, stop=(2,), dtype=jnp.float32)
+  again = hf.load(tmp_path)
+  text = {"gemma3": "gemma3_text", "mistral3": "ministral3"}.get(name, name)
+  assert json.loads((tmp_path / "config.json").read_text())["model_type"] == text
+  assert again.config == found.config
+  assert jax.tree.all(jax.tree.map(jnp.array_equal, again.params, found.params))
+  for key, value in load_file(tmp_path / "model.safetensors").items():
+    np.testing.assert_allclose(value, drawn(key, value.shape, name), atol=1e-7, err_msg=key)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_reads_what_is_written(name, tmp_path, transformers):  # noqa: F811
+  found, (ids, logits) = loaded(name), expected(name)
+  hf.save(tmp_path, found.config, found.params, dtype=jnp.float32)
+  np.testing.assert_allclose(torch_logits(transformers, tmp_path, ids), logits, atol=5e-6)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "granite"])
+def test_a_trimmed_model_has_the_logits_of_its_tokens(name):
+  found, (ids, logits) = loaded(name), expected(name)
+  lm, said = target(found.config), jnp.array([3, 20, 31])
+  small = trimmed(lm)
+  params = trim(lm, found.params, said)
+  _, features = small.prefill(params, ids, jnp.full(len(ids), ids.shape[1]), 32)
+  got = small.head(params, features.hidden)
+  np.testing.assert_allclose(got[..., said], logits[..., said], atol=ATOL)
+
+
+def decoded(name, drafter="none", length=16, **sampling):
+  decoder = specjax.Decoder(Model(name, **loaded(name)._asdict()), drafter, **sampling)
+  return decoder([IDS[0].tolist()], length)[0].tokens
+
+
+@pytest.mark.parametrize("name", ["smollm3", "olmo2"])
+def test_drafts_by_own_layers_change_no_token(name):
+  assert decoded(name, "layerskip-4,exit=1") == decoded(name)
+
+
+def test_own_layers_of_several_windows_are_refused():
+  with pytest.raises(ValueError, match="window=5: accepted for drafts by a model's own layers"):
+    decoded("gemma3_text", "layerskip-4,exit=1")
+
+
+def test_pictures_are_left_out_with_a_line(tmp_path, capsys):
+  """The tensors of the tower are there; the LM head is the embedding where both parts say so."""
+  directory_of("gemma3", tmp_path)
+  file = tmp_path / "config.json"
+  tensors = load_file(tmp_path / "model.safetensors")
+  save_file(tensors | {"vision_tower.a": np.ones(2, np.float32)}, tmp_path / "model.safetensors")
+  assert hf.load(tmp_path).config.tied
+  assert capsys.readouterr().err.endswith("is read as its language model, without pictures.\n")
+  file.write_text(json.dumps(json.loads(file.read_text()) | {"tie_word_embeddings": False}))
+  with pytest.raises(ValueError, match=r"lacks tensor language_model\.lm_head\.weight"):
+    hf.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("model_type", "words"),
+  [
+    ("deepseek_v3", "latent attention"),
+    ("gpt_oss", "sinks in attention"),
+    ("gemma4_text", "of each layer"),
+    ("gpt2", "accepted is one of llama, .*gemma3_text"),
+  ],
+)
+def test_a_refusal_says_what_is_missing(model_type, words, tmp_path):
+  (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+  with pytest.raises(ValueError, match=f"model_type='{model_type}'.*{words}"):
+    hf.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("change", "words"),
+  [
+    ({"layer_types": ["full_attention"]}, "layer_types=.*2 of full_attention and sliding"),
+    ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types="),
+    ({"rope_parameters": {"rope_theta": 5.0}}, "rope_parameters=.*an object of full_attention"),
+    ({"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+    ({"hidden_activation": "silu"}, "hidden_activation='silu'"),
+    ({"attn_logit_softcapping": -1.0}, "attn_logit_softcapping=-1.0"),
+  ],
+)
+def test_what_a_row_refuses(change, words, tmp_path):
+  raw = json.loads((OUT / "gemma3_text" / "config.json").read_text()) | change
+  (tmp_path / "config.json").write_text(json.dumps(raw))
+  with pytest.raises(ValueError, match=words):
+    hf.load(tmp_path)
+
+
+def test_no_published_head_has_layers_like_these():
+  raw = {"model_type": "llama", "vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 1,
+         "num_attention_heads": 4, "intermediate_size": 24}  # fmt: skip
+  with pytest.raises(ValueError, match=r"the target has kinds, norms, activation.*without"):
+    published.network_of(raw, loaded("gemma3_text").config, False)
+
+
+def test_features_that_no_family_has_together_are_not_written(tmp_path):
+  found = loaded("olmo2")
+  config = dataclasses.replace(found.config, logit_cap=3.0)
+  with pytest.raises(ValueError, match=r"norms='after'.*logit_cap=3\.0: no Hugging Face family"):
+    hf.save(tmp_path / "out", config, found.params)
+
+
+def test_the_page_of_families_is_that_of_the_fixtures():
+  """`python tests/checkpoints/families_page.py` writes it."""
+  written = families_page.rows(PAGE.read_text())
+  assert list(written) == list(families_page.TITLES)
+  assert set(families_page.TITLES) == {*families.ROWS, *hf_pictures.TEXTS}
+  for name, most in written.items():
+    assert np.abs(ours(name) - expected(name)[1]).max() <= 2 * most, name
