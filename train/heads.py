@@ -124,6 +124,8 @@ def texts(model, config: Config, name: str, out: pathlib.Path) -> tuple[PackedRo
   if config.init is not None:
     key["init.files"] = fingerprint.of_files(config.init)
   run.claim(out, config, prompts, key, head=head)
+  if distributed.first():
+    print(f"{len(prompts) - cut} questions to train on, {cut} held out (--held-out).")
   if field is not None:
     return found
   return packed(answers.answered(model, prompts, config, config.temperature), config)
@@ -273,6 +275,8 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   if distributed.first():
     whole = fixed | {"params": trained}
     checkpoint.save(out / "model", name, config.head, whole, choices, rates, base=model.identity)
+    drafter = f"{name}-{config.nodes}[{out / 'model'}]"
+    print(f"specjax generate --model {config.model} --drafter {drafter!r} --chat --prompt TEXT")
 
 
 def command(argv: Sequence[str] | None = None) -> int:

@@ -256,3 +256,6 @@ def test_a_directory_belongs_to_one_run(tmp_path):
     with pytest.raises(ValueError, match="holds a run with data_digest="):
       claim(tmp_path, Options(), content)
   claim(tmp_path, Options(), [1, 2])
+  claim(tmp_path, Options(training=Training(steps=2000)), [1, 2])  # a run may become longer
+  with pytest.raises(ValueError, match=r"holds a run with steps=2000 \(now 1000\)"):
+    claim(tmp_path, Options(), [1, 2])

@@ -226,8 +226,8 @@ def test_a_run_is_reported_saved_and_not_mixed_with_another(config, tmp_path):
   assert params.w.shape == (network.width,) and bool((params.w != 0).any())
   judge.main(config)  # a finished run does nothing more
   assert (parts.load_judge(f"{config.out}/model", network).w == params.w).all()
-  with pytest.raises(ValueError, match=r"holds a run with steps=20 \(now 30\)"):
-    judge.main(changed(config, steps=30))
+  with pytest.raises(ValueError, match=r"holds a run with steps=20 \(now 10\)"):
+    judge.main(changed(config, steps=10))
   with pytest.raises(
     ValueError,
     match=(

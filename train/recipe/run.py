@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from specjax import distributed, fingerprint, switches
+from specjax import checks, distributed, fingerprint, switches
 from specjax.data import resume
 from specjax.data.resume import count_lines as count_lines
 from specjax.data.resume import keep_lines as keep_lines
@@ -73,7 +73,8 @@ def claim(
 
   The options `config | replaced` are kept in run.json with a digest of what is trained on, a tuple
   of arrays or a value for JSON, and the `key` of the models that take part. A directory without
-  run.json is accepted.
+  run.json is accepted, and so are more steps than it had: the run goes on, by the learning rates of
+  a run of so many.
 
   Raises:
     ValueError: the directory holds a run with other options or other data.
@@ -84,7 +85,9 @@ def claim(
   parts = content if isinstance(content, tuple) else [json.dumps(content)]
   here |= {"data_digest": fingerprint.digest(parts), **(key or {})}
   with distributed.in_turn():
-    resume.claim(directory, here, _FREE)
+    before = checks.read_json(file) if (file := directory / "run.json").exists() else {}
+    more = isinstance(steps := before.get("steps"), int) and steps < here.get("steps", 0)
+    resume.claim(directory, here, (*_FREE, "steps") if more else _FREE)
 
 
 def report(directory: pathlib.Path, figures: dict[str, Any]) -> None:
@@ -93,4 +96,6 @@ def report(directory: pathlib.Path, figures: dict[str, Any]) -> None:
     return
   write_json(directory / "report.json", figures)
   for name, value in figures.items():
-    print(f"{name}: {json.dumps(value)}")
+    nested = isinstance(value, list) and value and isinstance(value[0], list)
+    for i, row in enumerate(value if nested else [value], 1):
+      print(f"{name}{f' {i}' if nested else ''}: {json.dumps(row)}")

@@ -74,7 +74,7 @@ def verify_cost(summary: Mapping[str, Any]) -> Figure:
   style.legend(axes)
   style.title(
     axes,
-    "A tree pays where its tokens per pass (τ) lie above its cost",
+    "Tokens per pass (τ), and the cost of the pass without drafting",
     xlabel="nodes N in the draft tree, root included",
     ylim=(0, None),
     ylabel="in passes over one node",
