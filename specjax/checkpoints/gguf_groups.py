@@ -5,6 +5,7 @@ own. The layouts are those of ggml's `ggml-common.h`.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -133,7 +134,7 @@ def groups(data: np.ndarray, kind: Kind, dtype: DTypeLike) -> Groups:
     low, high = pack(numbers, bits)
   held = {"scale": np.float16, "offset": np.float16, "scale_steps": np.int8,
           "offset_steps": np.int8}  # fmt: skip
-  others = {
+  others: dict[str, Any] = {
     name: jnp.asarray(fields[name].reshape(O, -1).view(of))
     if name in fields
     else jnp.zeros((O, 0), of)
