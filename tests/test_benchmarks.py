@@ -96,6 +96,11 @@ ERRORS = [
     "benchmarks/claims/verifiers.py --verifiers sure",
     "`verifiers` must be among greedy, target_only, token .. got 'sure'.",
   ),
+  ("benchmarks/claims/narrow_answers.py --kinds int2", "`kinds` must be one of .. got 'int2'."),
+  (
+    "benchmarks/claims/narrow_answers.py --batch 0",
+    "`batch` must be between 1 and 65536, got 0.",
+  ),
   (
     "benchmarks/claims/cache_answers.py --long 0",
     "`long` must be between 1 and 2147483647, got 0.",
