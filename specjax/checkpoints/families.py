@@ -16,6 +16,7 @@ from specjax.checkpoints import hf_config, hf_pictures, hf_rows
 from specjax.checkpoints.hf_cohere import COHERE
 from specjax.checkpoints.hf_gemma import GEMMA
 from specjax.checkpoints.hf_glm import GLM
+from specjax.checkpoints.hf_gpt_oss import GPT_OSS
 from specjax.checkpoints.hf_layout import (
   HF,
   LLADA,
@@ -87,13 +88,14 @@ def _of_row(row: Row) -> Family:
   )
 
 
-ROWS: dict[str, Row] = GEMMA | NORMS_AFTER | NEAR_LLAMA | GLM | COHERE | MINISTRAL | MIXTURES
+ROWS: dict[str, Row] = (
+  GEMMA | NORMS_AFTER | NEAR_LLAMA | GLM | COHERE | MINISTRAL | MIXTURES | GPT_OSS
+)
 FAMILIES |= {name: _of_row(row) for name, row in ROWS.items()}
 # What a network of these would need.
 _MISSING = {
   "gemma3n": "embeddings and shared keys of each layer",
   "gemma4": "embeddings and shared keys of each layer",
-  "gpt_oss": "sinks in attention, and experts with biases",
   "llama4": "chunked attention, and shared experts",
   "deepseek_v2": "latent attention (MLA)",
   "deepseek_v3": "latent attention (MLA)",

@@ -24,17 +24,34 @@ class Fusion(NamedTuple):
   """A tensor on disk: its name, and the shape that the config calls for.
 
   `first` is the number of its first row, where it is a part of a larger tensor, of which the layout
-  has the parts in order. Our values are those on disk and `less` more.
+  has the parts in order. Our values are those on disk and `less` more. Of experts [X, in, out] that
+  are `turned` ours are [X, out, in]; outputs that are `woven` are gates and ups by turns, and ours
+  the gates first (GPT-OSS).
   """
 
   name: str
   shape: tuple[int, ...]
   first: int = 0
   less: float = 0.0
+  turned: bool = False
+  woven: bool = False
+
+  @property
+  def own_shape(self) -> tuple[int, ...]:
+    """That of our values."""
+    return (self.shape[0], *self.shape[:0:-1]) if self.turned else self.shape
 
   def ours(self, stored: np.ndarray) -> np.ndarray:
     """Our values of those on disk."""
-    return stored.astype(np.float32) + np.float32(self.less) if self.less else stored
+    x = stored.swapaxes(1, 2) if self.turned else stored
+    x = np.concatenate([x[:, ::2], x[:, 1::2]], 1) if self.woven else x
+    return x.astype(np.float32) + np.float32(self.less) if self.less else x
+
+  def theirs(self, own: np.ndarray) -> np.ndarray:
+    """The values on disk of ours."""
+    x = own.astype(np.float32) - np.float32(self.less) if self.less else own
+    x = np.stack(np.split(x, 2, 1), 2).reshape(x.shape) if self.woven else x
+    return x.swapaxes(1, 2) if self.turned else x
 
 
 class Stack(list[Fusion]):
@@ -149,6 +166,8 @@ def block(
   norms += ("mlp_norm",) if c.norms in ("before", "both") else ()
   norms += ("attention_out_norm", "mlp_out_norm") if c.norms in ("after", "both") else ()
   table |= {(*ours, x, "weight"): [of(names[x], E)] for x in norms}
+  if c.sinks:
+    table[*ours, "sinks"] = [_named(of, names["sinks"], c.heads)]
   if c.out_bias:
     table[*ours, "out_bias"] = [of(names["out"], E, kind="bias")]
   if c.qkv_bias:
@@ -158,6 +177,12 @@ def block(
     for x in ("q_norm", "k_norm"):
       table[*ours, x, "weight"] = [of(names[x], C * heads.get(x, 1))]
   return table
+
+
+def _named(of: Callable[..., Fusion], name: str, *shape: int) -> Fusion:
+  """A tensor whose whole name is given, which may end otherwise than ".weight"."""
+  name, _, kind = name.rpartition(".")
+  return of(name, *shape, kind=kind)
 
 
 def mtp_layer(c: Config, names: Names = MIMO) -> Layout:
@@ -180,6 +205,8 @@ def sparse(
 ) -> Layout:
   """The router and the experts of a layer; `of` gives one of its tensors."""
   F, S = c.width, c.shared_width
+  if c.biases:
+    return _biased(c, E, ours, of, names)
   inner = ("expert_gate", "expert_up") if c.gated else ("expert_up",)
   table: Layout = {
     (*ours, "router"): [of(names["router"], c.count, E)],
@@ -191,8 +218,7 @@ def sparse(
     ),
   }
   if c.router == "sigmoid":
-    name, _, kind = names["router_bias"].rpartition(".")
-    table[*ours, "router_bias"] = [of(name, c.count, kind=kind)]
+    table[*ours, "router_bias"] = [_named(of, names["router_bias"], c.count)]
   if c.router == "relu":
     table[*ours, "router_norm", "weight"] = [of(names["router_norm"], c.count)]
   if S:
@@ -202,6 +228,23 @@ def sparse(
   if c.shared_gate:
     table[*ours, "shared_share"] = [of(names["shared_share"], 1, E)]
   return table
+
+
+def _biased(
+  c: Experts, E: int, ours: tuple[str, ...], of: Callable[..., Fusion], names: Names
+) -> Layout:
+  """The router and the experts of a layer of GPT-OSS, which are whole tensors."""
+  X, F, whole = c.count, c.width, functools.partial(_named, of)
+  inner, outer = whole(names["experts_in"], X, E, 2 * F), whole(names["experts_out"], X, F, E)
+  bias = whole(f"{names['experts_in']}_bias", X, 2 * F)
+  return {
+    (*ours, "router"): [of(names["router"], X, E)],
+    (*ours, "router_bias"): [whole(names["router_bias"], X)],
+    (*ours, "expert_gate_up"): [inner._replace(turned=True, woven=True)],
+    (*ours, "expert_gate_up_bias"): [bias._replace(woven=True)],
+    (*ours, "expert_down"): [outer._replace(turned=True)],
+    (*ours, "expert_down_bias"): [whole(f"{names['experts_out']}_bias", X, E)],
+  }
 
 
 def assemble(
@@ -263,7 +306,7 @@ def assemble(
     if isinstance(parts, Stack):
       whole = whole.reshape(parts.height, -1, whole.shape[1])
     # A router's choice jumps where its logits change a little.
-    own = "float" if path[-1] == "router" else weights
+    own = "float" if path[-1] == "router" or path[-1].endswith("_bias") else weights
     params[path] = parameter(whole, dtype, own, looked_up=path[-1] == "embedding")
   found = {"params": unflatten_dict(params)}
   return found if mesh is None else sharding.place(found, mesh)
@@ -295,9 +338,9 @@ def _spread(layout: Layout, read: Read, dtype: DTypeLike, mesh: Mesh) -> dict[An
       params[*above, last] = jax.make_array_from_callback(shape, spread, ours)
       continue
     for name, own in zip(sharding.apart(last), parts, strict=True):
-      spread = sharding.of_weight(name, own.shape, mesh)
+      spread = sharding.of_weight(name, own.own_shape, mesh)
       read_part = functools.partial(part, own)
-      params[*above, name] = jax.make_array_from_callback(own.shape, spread, read_part)
+      params[*above, name] = jax.make_array_from_callback(own.own_shape, spread, read_part)
   return params
 
 
@@ -310,17 +353,16 @@ def scatter(params: Params, layout: Layout, dtype: DTypeLike) -> Tensors:
     raise ValueError(f"the config and params disagree: params {state} {'/'.join(key)}.")
   for key, parts in layout.items():
     whole, row = np.asarray(leaves[key]), 0
-    shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+    shape = (sum(part.shape[0] for part in parts), *parts[0].own_shape[1:])
     if isinstance(parts, Stack):
       shape = (parts.height, shape[0] // parts.height, *shape[1:])
     if whole.shape != shape:
       raise ValueError(f"{'/'.join(key)} has shape {whole.shape}, the config calls for {shape}.")
     whole = whole.reshape(-1, shape[-1]) if isinstance(parts, Stack) else whole
-    for name, (rows, *_), first, less in parts:
+    for each in parts:
+      rows = each.shape[0]
       with np.errstate(over="ignore"):  # `files.write` refuses what is not finite
-        part = whole[row : row + rows]
-        part = part.astype(np.float32) - np.float32(less) if less else part
-        part = part.astype(jnp.dtype(dtype), order="C")
-      tensors[name] = np.concatenate([tensors[name], part]) if first else part
+        part = each.theirs(whole[row : row + rows]).astype(jnp.dtype(dtype), order="C")
+      tensors[each.name] = np.concatenate([tensors[each.name], part]) if each.first else part
       row += rows
   return tensors

@@ -30,6 +30,7 @@ def attend(
   mask: Array,
   prefix: tuple[Array, Array, Array] | None,
   cap: float | None = None,
+  sinks: Array | None = None,
 ) -> Array:
   """Softmax attention in two parts that share one normaliser.
 
@@ -45,6 +46,7 @@ def attend(
       by all nodes, i32[B]; any by all nodes, bool[B, S]; or any by each node, bool[B, N, S]. Keys
       and values [B, K, N, S, C] are rows that one node each sees, all of them.
     cap: c of scores c tanh(s / c), static; one product reads their prefix, for blocks have no cap.
+    sinks: f32[H], scores without values, beside those of each head's rows; read like capped ones.
 
   Returns:
     [B, N, H * C].
@@ -54,9 +56,10 @@ def attend(
   # A tree over a cache is not parted: each part would read the cache anew.
   together = queries(B * H, k.shape[2]) if prefix is None else QUERIES
   if together < N:
-    return _by_parts(q, k, v, mask, prefix, together, cap)
-  shared = prefix is not None and prefix[0].ndim == 4 and prefix[2].ndim < 3 and cap is None
-  if prefix is not None and shared and reads_blocks(q, prefix[0], prefix[2]):
+    return _by_parts(q, k, v, mask, prefix, together, cap, sinks)
+  shared = prefix is not None and prefix[0].ndim == 4 and prefix[2].ndim < 3
+  plain = cap is None and sinks is None
+  if prefix is not None and shared and plain and reads_blocks(q, prefix[0], prefix[2]):
     out = tree_attention(q, *prefix, k, v, mask)
     return out.swapaxes(1, 2).reshape(B, N, H * C)
   q = (q * C**-0.5).reshape(B, K, -1, C)  # the group's heads and the nodes are rows of one matmul
@@ -83,6 +86,11 @@ def attend(
 
   s = scores(q, k, mask)
   top = s.max(-1, keepdims=True)
+  sink = None
+  if sinks is not None:
+    own = sinks.astype(jnp.float32).reshape(1, K, H // K, 1)
+    sink = jnp.broadcast_to(own, (1, K, H // K, N)).reshape(1, K, -1, 1)
+    top = jnp.maximum(top, jnp.broadcast_to(sink, top.shape))
   if prefix is None:
     p = jnp.exp(s - top)
     out, total = mix(p, v), p.sum(-1, keepdims=True)
@@ -98,6 +106,8 @@ def attend(
     p, p_far = jnp.exp(s - top), jnp.exp(far - top)
     out = mix(p, v) + mix(p_far, prefix_v)
     total = p.sum(-1, keepdims=True) + p_far.sum(-1, keepdims=True)
+  if sink is not None:
+    total = total + jnp.exp(sink - top)
   out = (out / total).astype(v.dtype)
   return out.reshape(B, H, N, C).swapaxes(1, 2).reshape(B, N, H * C)
 
@@ -137,6 +147,7 @@ def _by_parts(
   prefix: tuple[Array, Array, Array] | None,
   together: int,
   cap: float | None,
+  sinks: Array | None,
 ) -> Array:
   """`attend` for up to `together` nodes at a time; a backward pass computes their scores anew."""
   N = q.shape[2]
@@ -154,7 +165,7 @@ def _by_parts(
       far = nodes(far[0], 2), nodes(far[1], 2), far[2]
     if far is not None and far[2].ndim == 3:
       far = far[0], far[1], nodes(far[2], 1)
-    return attend(nodes(q, 2), k, v, nodes(mask, 1), far, cap)
+    return attend(nodes(q, 2), k, v, nodes(mask, 1), far, cap, sinks)
 
   parts = jax.lax.map(part, jnp.arange(count, dtype=jnp.int32))
   before = parts[:-1].swapaxes(0, 1).reshape(q.shape[0], -1, parts.shape[-1])

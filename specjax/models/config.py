@@ -45,6 +45,8 @@ class Experts:
       token.
     shared_width: width of the expert that every token passes, 0 for none.
     shared_gate: whether that expert's output is weighed, by a sigmoid (Qwen2-MoE).
+    biases: whether the router and the experts have biases (GPT-OSS).
+    limit, slope: of the gates of GPT-OSS, see `experts.clamped`; None for SwiGLU.
     dense_layers: how many of the first layers have a dense MLP in place of experts.
   """
 
@@ -59,6 +61,9 @@ class Experts:
   shared_width: int = 0
   dense_layers: int = 0
   shared_gate: bool = False
+  biases: bool = False
+  limit: float | None = None
+  slope: float = 1.702
 
   def __post_init__(self):
     checks.choice("router", self.router, ("softmax", "sigmoid", "relu"))
@@ -123,6 +128,7 @@ class Config:
     norms: where attention and MLP have a norm: before them, on what they add (OLMo 2), "both"
       (Gemma 2 and later), or a "shared" one before both, which are then beside each other (Cohere).
     centred: whether norms, but those of q and k, subtract the mean first: LayerNorm (Cohere).
+    sinks: whether each head has a score that takes part in the softmax and has no value (GPT-OSS).
     neighbours: whether the pairs that turn are neighbouring numbers of a head, not one of each half
       (GLM-4, Cohere).
     activation: of the gates of dense MLPs; "gelu" is its approximation by tanh (Gemma).
@@ -158,6 +164,7 @@ class Config:
   norms: Literal["before", "after", "both", "shared"] = "before"
   centred: bool = False
   neighbours: bool = False
+  sinks: bool = False
   activation: Literal["silu", "gelu"] = "silu"
   out_bias: bool = False
   attention_scale: float | None = None
@@ -215,7 +222,7 @@ class Config:
 
 
 _NEWER = (
-  "wide_qk_norm", "kinds", "norms", "centred", "neighbours", "activation", "out_bias",
+  "wide_qk_norm", "kinds", "norms", "centred", "neighbours", "sinks", "activation", "out_bias",
   "attention_scale", "attention_cap", "logit_cap", "embedding_scale", "residual_scale",
   "logit_scale",
 )  # fmt: skip

@@ -6,11 +6,13 @@ grows with the rows, see `eval.experts_read`.
 
 Mixtral (Jiang et al. 2024, arXiv 2401.04088), Qwen3 (Yang et al. 2025, arXiv 2505.09388) and
 LLaDA-MoE (Zhu et al. 2025, arXiv 2509.24389) choose by a softmax, LLaDA2.0 (2025) by sigmoids in
-groups, BlockFFN (Song et al. 2025, arXiv 2507.08771) by ReLU.
+groups, BlockFFN (Song et al. 2025, arXiv 2507.08771) by ReLU. GPT-OSS (2025) has biases everywhere.
 
 Letters: B batch, N nodes, R rows, E width, X experts, k experts of a row, F width of an expert.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -75,13 +77,49 @@ def by_relu(logits: Array, norm: RMSNorm) -> Chosen:
   return Chosen(expert, norm(jax.nn.relu(logits)))
 
 
-def _run(x: Array, gate_up: Any, down: Any) -> Array:
-  """One expert: x [R, E], gate_up [2F, E] or, where it has no gate, [F, E], down [E, F]."""
-  hidden = linear(x, gate_up)
-  if gate_up.shape[0] == down.shape[1]:
-    return linear(nn.silu(hidden), down)
+class Biased(NamedTuple):
+  """Matrices [..., out, in] of experts and their biases [..., out]."""
+
+  weight: Any
+  bias: Array
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return self.weight.shape
+
+
+Activation = Callable[[Array], Array]
+"""What comes between the two matrices of an expert, of products [..., 2F] or [..., F]."""
+
+
+def silu(hidden: Array) -> Array:
+  """[..., F] of experts without a gate."""
+  return nn.silu(hidden)
+
+
+def swiglu(hidden: Array) -> Array:
+  """[..., 2F], gates and then what they let through, -> [..., F]."""
   gate, up = jnp.split(hidden, 2, -1)
-  return linear(nn.silu(gate) * up, down)
+  return nn.silu(gate) * up
+
+
+def clamped(limit: float, slope: float, hidden: Array) -> Array:
+  """[..., 2F] -> [..., F] of GPT-OSS: both are clamped, and what is let through is 1 more."""
+  gate, up = jnp.split(hidden, 2, -1)
+  gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+  return (up + 1) * gate * jax.nn.sigmoid(slope * gate)
+
+
+def _product(x: Array, w: Any) -> Array:
+  """x [R, in] times a matrix [out, in], with its bias where it has one."""
+  if not isinstance(w, Biased):
+    return linear(x, w)
+  return linear(x, w.weight) + w.bias[None]
+
+
+def _run(x: Array, gate_up: Any, down: Any, act: Activation) -> Array:
+  """One expert: x [R, E], gate_up [2F, E] or, where it has no gate, [F, E], down [E, F]."""
+  return _product(act(_product(x, gate_up)), down)
 
 
 def _weighed(y: Array, share: Array) -> Array:
@@ -90,7 +128,9 @@ def _weighed(y: Array, share: Array) -> Array:
   return jnp.where(share != 0, y.astype(jnp.float32) * share, 0)
 
 
-def one_after_the_other(x: Array, chosen: Chosen, gate_up: Any, down: Any) -> Array:
+def one_after_the_other(
+  x: Array, chosen: Chosen, gate_up: Any, down: Any, act: Activation = swiglu
+) -> Array:
   """Every expert that some row chose, over all rows; the weights of the others are not read."""
   R, X = len(x), gate_up.shape[0]
   share = jnp.zeros((R, X)).at[jnp.arange(R)[:, None], chosen.expert].add(chosen.weight)
@@ -99,7 +139,7 @@ def one_after_the_other(x: Array, chosen: Chosen, gate_up: Any, down: Any) -> Ar
   def add(total: Array, e: Array) -> tuple[Array, None]:
     def run(total: Array) -> Array:
       own = jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, e, 0, False), (gate_up, down))
-      return total + _weighed(_run(x, *own), lax.dynamic_index_in_dim(share, e, 1, False))
+      return total + _weighed(_run(x, *own, act), lax.dynamic_index_in_dim(share, e, 1, False))
 
     return lax.cond(used[e], run, lambda total: total, total), None
 
@@ -132,7 +172,9 @@ def in_order(chosen: Chosen, count: int) -> Sorted:
   return Sorted(order // k, share[order], sizes, jnp.argsort(order).reshape(-1, k))
 
 
-def in_blocks(x: Array, chosen: Chosen, gate_up: Any, down: Any, size: int) -> Array:
+def in_blocks(
+  x: Array, chosen: Chosen, gate_up: Any, down: Any, size: int, act: Activation = swiglu
+) -> Array:
   """Blocks of at most `size` rows (static) of one expert each, so that few rows run in vain."""
   X, pairs = gate_up.shape[0], in_order(chosen, gate_up.shape[0])
   P = len(pairs.row)
@@ -151,7 +193,7 @@ def in_blocks(x: Array, chosen: Chosen, gate_up: Any, down: Any, size: int) -> A
 
     def run(rows: Array) -> Array:
       weights = jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, e, 0, False), (gate_up, down))
-      return _weighed(_run(rows, *weights), share)
+      return _weighed(_run(rows, *weights, act), share)
 
     return None, lax.cond((share != 0).any(), run, lambda x: jnp.zeros(x.shape), rows)
 
@@ -159,36 +201,40 @@ def in_blocks(x: Array, chosen: Chosen, gate_up: Any, down: Any, size: int) -> A
   return jnp.zeros(x.shape, jnp.float32).at[row].add(y)
 
 
-def grouped(x: Array, chosen: Chosen, gate_up: Any, down: Any) -> Array:
+def grouped(x: Array, chosen: Chosen, gate_up: Any, down: Any, act: Activation = swiglu) -> Array:
   """One product of all pairs in the order of the experts, for devices that have it."""
   pairs = in_order(chosen, gate_up.shape[0])
-  own, gate_up, down = x[pairs.row], dense(gate_up), dense(down)
-  hidden = lax.ragged_dot(own, gate_up.swapaxes(1, 2), pairs.sizes)
-  if gate_up.shape[1] == down.shape[2]:
-    hidden = nn.silu(hidden)
-  else:
-    gate, up = jnp.split(hidden, 2, -1)
-    hidden = nn.silu(gate) * up
-  y = lax.ragged_dot(hidden, down.swapaxes(1, 2), pairs.sizes)
+
+  def product(x: Array, w: Any) -> Array:
+    matrix = dense(w.weight if isinstance(w, Biased) else w)
+    y = lax.ragged_dot(x, matrix.swapaxes(1, 2), pairs.sizes)
+    if not isinstance(w, Biased):
+      return y
+    # Pairs behind the last chosen one have the last expert's: they weigh nothing.
+    return y + jnp.repeat(w.bias, pairs.sizes, axis=0, total_repeat_length=len(y))
+
+  y = product(act(product(x[pairs.row], gate_up)), down)
   return _weighed(y, pairs.share)[pairs.place].sum(1)  # in one order, as a scatter's is not
 
 
-def mixed(x: Array, chosen: Chosen, gate_up: Any, down: Any) -> Array:
+def mixed(x: Array, chosen: Chosen, gate_up: Any, down: Any, act: Activation = swiglu) -> Array:
   """f32[R, E]: the weighed sum of the experts that rows x [R, E] chose.
 
   Args:
-    gate_up: [X, 2F, E], or [X, F, E] of experts without a gate; an array or an Int8.
+    gate_up: [X, 2F, E], or [X, F, E] of experts without a gate; an array, an Int8 or a Biased.
     down: [X, E, F].
+    act: what comes between them.
   """
   if platform() != "cpu":
-    return grouped(x, chosen, gate_up, down)
+    return grouped(x, chosen, gate_up, down, act)
   if len(x) <= _FEW_ROWS:
-    return one_after_the_other(x, chosen, gate_up, down)
+    return one_after_the_other(x, chosen, gate_up, down, act)
   each = -(-chosen.expert.size // gate_up.shape[0])  # rows of an expert, if all have as many
-  return in_blocks(x, chosen, gate_up, down, min(max(1 << (each - 1).bit_length(), 32), 128))
+  size = min(max(1 << (each - 1).bit_length(), 32), 128)
+  return in_blocks(x, chosen, gate_up, down, size, act)
 
 
-def spread(x: Array, chosen: Chosen, gate_up: Any, down: Any) -> Array:
+def spread(x: Array, chosen: Chosen, gate_up: Any, down: Any, act: Activation = swiglu) -> Array:
   """`mixed` for x [B, N, E]; on a mesh a device adds up its experts for its rows of the batch."""
   B, _, E = x.shape
   rows, experts = mesh_axis("data", B), mesh_axis("model", gate_up.shape[0])
@@ -200,7 +246,7 @@ def spread(x: Array, chosen: Chosen, gate_up: Any, down: Any) -> Array:
       expert = expert - lax.axis_index(experts) * count
       share = jnp.where((expert >= 0) & (expert < count), share, 0)
       expert = jnp.clip(expert, 0, count - 1)
-    y = mixed(x.reshape(-1, E), Chosen(expert, share), gate_up, down).reshape(x.shape)
+    y = mixed(x.reshape(-1, E), Chosen(expert, share), gate_up, down, act).reshape(x.shape)
     return y if experts is None else lax.psum(y, experts)
 
   if rows is None and experts is None:
@@ -239,7 +285,17 @@ class SparseMLP(nn.Module):
     router = dense(self.param("router", _INIT, (X, E))).astype(jnp.float32)
     gate_up = self.param("expert_gate_up", _INIT, (X, 2 * F if c.gated else F, E))
     down = self.param("expert_down", self.out_init, (X, E, F))
+    act: Activation = swiglu if c.gated else silu
+    if c.limit is not None:
+      act = functools.partial(clamped, c.limit, c.slope)
     logits = linear(x.astype(jnp.float32), router)
+    if c.biases:
+      own = (("router_bias", X), ("expert_gate_up_bias", X, 2 * F), ("expert_down_bias", X, E))
+      of_router, *of_experts = (
+        self.param(name, nn.initializers.zeros, shape) for name, *shape in own
+      )
+      logits = logits + jnp.broadcast_to(of_router.astype(jnp.float32), logits.shape)
+      gate_up, down = Biased(gate_up, of_experts[0]), Biased(down, of_experts[1])
     if c.router == "relu":
       chosen = by_relu(logits, RMSNorm(self.epsilon, name="router_norm"))
     elif c.router == "sigmoid":
@@ -248,7 +304,7 @@ class SparseMLP(nn.Module):
     else:
       chosen = by_softmax(c, logits)
     self.sow("intermediates", "chosen", chosen)
-    y = spread(x, chosen, gate_up, down).astype(x.dtype)
+    y = spread(x, chosen, gate_up, down, act).astype(x.dtype)
     if not c.shared_width:
       return y
     shared = Shared(c.shared_width, self.out_init, name="shared")(x)

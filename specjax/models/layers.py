@@ -53,6 +53,8 @@ class TransformerBlock(nn.Module):
     if c.qk_norm:
       self.q_norm, self.k_norm = RMSNorm(c.norm_epsilon), RMSNorm(c.norm_epsilon)
     self.out = weight(self, "out", out_init, (c.width, H * C))
+    if c.sinks:
+      self.sinks = self.param("sinks", nn.initializers.zeros, (c.heads,))
     if c.out_bias:
       self.out_bias = self.param("out_bias", nn.initializers.zeros, (c.width,))
     if self.has_mlp and c.norms in ("before", "both"):
@@ -114,7 +116,8 @@ class TransformerBlock(nn.Module):
   def attention(self, q, k, v, mask, prefix=None) -> Array:
     """[B, N, E], to be added to the stream; see `attend`."""
     c = self.config
-    y = linear(attend(q, k, v, mask, prefix, c.attention_cap), self.out)
+    sinks = self.sinks if c.sinks else None
+    y = linear(attend(q, k, v, mask, prefix, c.attention_cap, sinks), self.out)
     if c.out_bias:
       y = y + jnp.broadcast_to(self.out_bias, y.shape)
     if c.norms in ("after", "both"):

@@ -24,6 +24,7 @@ _OF_WEIGHT = (
   {"embedding": COLUMNS, "lm_head": COLUMNS, "out": ROWS, "down": ROWS}
   | dict.fromkeys(("q", "k", "v", "q_bias", "k_bias", "v_bias", "gate", "up"), COLUMNS)
   | dict.fromkeys(("expert_gate_up", "expert_down"), PartitionSpec("model"))  # [X, out, in]
+  | dict.fromkeys(("expert_gate_up_bias", "expert_down_bias"), PartitionSpec("model"))  # [X, out]
   | dict.fromkeys(("fc", "projection"), ROWS)  # of heads, from the target's states
 )
 _OF_HEAD = "embedding", "lm_head", "fc", "projection"

@@ -22,6 +22,7 @@ TITLES = {
   "olmoe": "OLMoE",
   "qwen2_moe": "Qwen2-MoE",
   "glm4_moe": "GLM-4.5",
+  "gpt_oss": "GPT-OSS, in floats",
   "gemma3": "Gemma 3 with pictures, its language model",
   "mistral3": "Ministral 3 and Mistral Small 3 with pictures, their language model",
 }

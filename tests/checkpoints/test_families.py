@@ -214,7 +214,6 @@ def test_pictures_are_left_out_with_a_line(tmp_path, capsys):
   ("model_type", "words"),
   [
     ("deepseek_v3", "latent attention"),
-    ("gpt_oss", "sinks in attention"),
     ("gemma4_text", "of each layer"),
     ("gpt2", "accepted is one of llama, .*gemma3_text"),
   ],

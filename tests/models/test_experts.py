@@ -108,7 +108,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("weights", ["float", "int8"])
+@pytest.mark.parametrize("weights", ["float", "int8", "biased"])
 def test_every_way_and_its_gradients(way, weights):
   """Some pairs weigh nothing, one expert is chosen by nobody, and one output would overflow."""
   rng = np.random.default_rng(1)
@@ -121,13 +121,23 @@ def test_every_way_and_its_gradients(way, weights):
   if weights == "int8":
     ours = tuple(int8.quantise(w, jnp.dtype(jnp.float32)) for w in ours)
     gate_up, down = (np.asarray(dense(w), np.float64) for w in ours)
+  biases = np.zeros((X, 2 * F), np.float32), np.zeros((X, E), np.float32)
+  more = {}
+  if weights == "biased":  # and clamped, as GPT-OSS's are
+    biases = tuple(rng.normal(size=x.shape).astype(np.float32) for x in biases)
+    ours = tuple(experts.Biased(w, jnp.asarray(b)) for w, b in zip(ours, biases, strict=True))
+    more["act"] = functools.partial(experts.clamped, 1.5, 1.7)
 
   def by_hand(x, share, gate_up, down):
     total = 0.0
     for e in range(X):
-      gate, up = jnp.split(x @ gate_up[e].T, 2, -1)
+      gate, up = jnp.split(x @ gate_up[e].T + biases[0][e][None], 2, -1)
       own = jnp.where(expert == e, share, 0).sum(-1)
-      total += own[:, None] * ((jax.nn.silu(gate) * up) @ down[e].T)
+      hidden = jax.nn.silu(gate) * up
+      if more:
+        gate, up = jnp.where(gate > 1.5, 1.5, gate), jnp.maximum(jnp.minimum(up, 1.5), -1.5)
+        hidden = gate / (1 + jnp.exp(-1.7 * gate)) * (1 + up)
+      total += own[:, None] * (hidden @ down[e].T + biases[1][e][None])
     return total
 
   def loss(run, x, share, gate_up, down):
@@ -135,17 +145,17 @@ def test_every_way_and_its_gradients(way, weights):
     return (y * jnp.linspace(0, 1, y.size).reshape(y.shape)).sum(), y
 
   def ran(x, share, gate_up, down):
-    return WAYS[way](x, experts.Chosen(jnp.asarray(expert), share), gate_up, down)
+    return WAYS[way](x, experts.Chosen(jnp.asarray(expert), share), gate_up, down, **more)
 
   both = []
   for run, own in ((ran, ours), (by_hand, (jnp.float32(gate_up), jnp.float32(down)))):
-    wanted = (0, 1, 2, 3) if weights == "float" else (1,)
+    wanted = (0, 1, 2, 3) if weights == "float" else (0, 1) if weights == "biased" else (1,)
     graded = jax.jit(jax.value_and_grad(functools.partial(loss, run), wanted, has_aux=True))
     (_, y), gradients = graded(x, jnp.asarray(share), *own)
     is_chosen = share != 0  # what weighs nothing has no gradient: a router takes it out by itself
     gradients = [jnp.where(is_chosen, g, 0) if g.shape == share.shape else g for g in gradients]
     both.append((y, gradients))
-  room = {"float": 1e-4, "int8": 2e-3}[weights]
+  room = 2e-3 if weights == "int8" else 1e-4
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=room, rtol=room), *both)
 
 
