@@ -99,7 +99,7 @@ ERRORS = [
   ("benchmarks/claims/narrow_answers.py --kinds int2", "`kinds` must be one of .. got 'int2'."),
   (
     "benchmarks/claims/narrow_answers.py --batch 0",
-    "`batch` must be between 1 and 65536, got 0.",
+    "`batch` must be between 1 and 2147483647, got 0.",
   ),
   (
     "benchmarks/claims/cache_answers.py --long 0",
