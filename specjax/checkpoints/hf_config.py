@@ -119,7 +119,7 @@ def _window(
   if 0 < full < layers:
     raise ValueError(
       f"{where}: {full} of {layers} layers see everything and the others a sliding window; "
-      "accepted is one kind in all layers."
+      "all layers must be of one kind."
     )
   return None if full else window
 
@@ -253,7 +253,7 @@ def to_json(config: Config, *, mask: bool = False, shift: bool = False) -> dict[
   """
   if unlike := config.unlike_llama:
     said = ", ".join(f"{name}={value!r}" for name, value in unlike.items())
-    raise ValueError(f"{said}: accepted is None, for layers like Llama's.")
+    raise ValueError(f"{said}: no family with layers like Llama's has this.")
   family, architecture = _family(config, mask, shift)
   raw = {
     "model_type": family, "architectures": [architecture], "vocab_size": config.vocab_size,

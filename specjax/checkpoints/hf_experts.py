@@ -113,8 +113,8 @@ def _dense_layers(found: Mapping[str, Any], layers: int, where: str) -> int:
   if first >= layers or not all(sparse[first:]):
     shown = [i for i in range(layers) if not sparse[i]]
     raise ValueError(
-      f"{where}: layers {shown or first} have a dense MLP; accepted is that the "
-      "first layers have one and all later ones experts."
+      f"{where}: layers {shown or first} have a dense MLP, which only the first layers may have, "
+      "before all that have experts."
     )
   return first
 
@@ -138,7 +138,7 @@ def read(raw: Mapping[str, Any], family: str, layers: int, where: str) -> Expert
   }
   if len(set(counts.values())) > 1:
     said = " and ".join(f"{key}={value}" for key, value in counts.items())
-    raise ValueError(f"{where}: {said}: accepted is one count.")
+    raise ValueError(f"{where}: {said}: the two must be the same.")
   raw = {**raw, keys.experts: next(iter(counts.values()), None)}
   sizes = {"count": keys.experts, "chosen": keys.chosen, "width": keys.width}
   sizes = {ours: theirs for ours, theirs in sizes.items() if theirs}

@@ -74,7 +74,7 @@ def read(
   beside = checks.fields_of(raw, {_LENGTH: _SIZE}, where).get(_LENGTH)
   if beside is not None and rope.get(_LENGTH, beside) != beside:
     raise ValueError(
-      f"{where}: {_LENGTH}={beside}, and in {key} it is {rope[_LENGTH]}: accepted is one length."
+      f"{where}: {_LENGTH}={beside}, and in {key} it is {rope[_LENGTH]}: the two must be the same."
     )
   rope = {_LENGTH: beside or known.get("max_position_embeddings", 2048), **rope}
   if kind == "yarn":

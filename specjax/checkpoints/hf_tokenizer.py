@@ -78,7 +78,7 @@ def _byte_level(
     if vocab.setdefault(token, i) != i:
       raise ValueError(
         f"{directory}: {token!r} has the id {vocab[token]} in {_VOCAB}, and {i} "
-        "among the added tokens: accepted is one id."
+        "among the added tokens: a token must have one id."
       )
   try:
     lines = checks.contents(directory / _MERGES).decode().split("\n")
@@ -101,7 +101,7 @@ def _add(
     if (own := inner.token_to_id(token.content)) != i:
       raise ValueError(
         f"{directory}: {token.content!r} has the id {i} among the added tokens, and "
-        f"{own} in the tokenizer: accepted is one id."
+        f"{own} in the tokenizer: a token must have one id."
       )
 
 

@@ -267,7 +267,7 @@ def network_of(raw: Mapping[str, Any], model: Config, qkv_bias: bool) -> tuple[C
   """
   if model.unlike_llama:
     said = ", ".join(model.unlike_llama)
-    raise ValueError(f"the target has {said}: accepted for published heads is one without.")
+    raise ValueError(f"the target of a published head must be without {said}.")
   own = hf_config.from_json(raw)
   check_target("hidden_size", own.width, own.vocab_size, model)
   network = dataclasses.replace(

@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 from specjax import checks
 
+EVEN = "even, for rotary embedding turns pairs"
+
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
@@ -75,16 +77,12 @@ class Experts:
     checks.whole("dense_layers", self.dense_layers)
     checks.number("scale", self.scale, above=0)
     if self.groups > 1 and (self.router != "sigmoid" or self.count % self.groups):
-      raise ValueError(
-        f"groups={self.groups}: accepted is 1 or, of a router='sigmoid', a number "
-        f"that divides count={self.count}."
-      )
+      accepted = f"1, or a divisor of count={self.count} with router='sigmoid'"
+      checks.refuse("groups", self.groups, accepted)
     checks.whole("chosen_groups", self.chosen_groups, 1, self.groups)
     if self.chosen > self.count // self.groups * self.chosen_groups:
-      raise ValueError(
-        f"chosen={self.chosen}: accepted is at most the experts in "
-        f"chosen_groups={self.chosen_groups} of {self.groups} groups."
-      )
+      several = f"chosen_groups={self.chosen_groups} of {self.groups} groups"
+      checks.refuse("chosen", self.chosen, f"at most the experts in {several}")
 
   @property
   def gated(self) -> bool:
@@ -181,20 +179,20 @@ class Config:
       if field.type is int:
         checks.whole(field.name, getattr(self, field.name), 1)
     if self.heads % self.kv_heads:
-      raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}.")
+      checks.refuse("heads", self.heads, f"a multiple of kv_heads={self.kv_heads}")
     if self.head_dim % 2:
-      raise ValueError(f"head_dim={self.head_dim} must be even: rotary embedding turns pairs.")
+      checks.refuse("head_dim", self.head_dim, EVEN)
     if self.block_length is not None:
       checks.whole("block_length", self.block_length, 1, note="positions")
       if self.causal:
-        raise ValueError(f"block_length={self.block_length}: accepted is None with causal=True.")
+        checks.refuse("block_length", self.block_length, "None with causal=True")
     if self.any_order and (self.causal or self.block_length is not None):
-      raise ValueError("any_order=True: accepted is False with causal=True, or with blocks.")
+      checks.refuse("any_order", True, "False with causal=True, or with blocks")
     rotary = self.rotary_dim
     if rotary and (checks.whole("rotary_dim", rotary, 2, self.head_dim) % 2):
-      raise ValueError(f"rotary_dim={rotary} must be even: rotary embedding turns pairs.")
+      checks.refuse("rotary_dim", rotary, EVEN)
     if self.kinds and len(self.kinds) != self.layers:
-      raise ValueError(f"kinds has {len(self.kinds)} layers: accepted is layers={self.layers}.")
+      raise ValueError(f"`kinds` must be of {self.layers} layers, got {len(self.kinds)}.")
     if self.experts is not None:
       checks.whole("dense_layers", self.experts.dense_layers, most=self.layers - 1)
 

@@ -215,7 +215,7 @@ def test_pictures_are_left_out_with_a_line(tmp_path, capsys):
   [
     ("deepseek_v3", "latent attention"),
     ("gemma4_text", "of each layer"),
-    ("gpt2", "accepted is one of llama, .*gemma3_text"),
+    ("gpt2", "must be one of llama, .*gemma3_text"),
   ],
 )
 def test_a_refusal_says_what_is_missing(model_type, words, tmp_path):

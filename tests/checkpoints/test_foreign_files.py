@@ -90,7 +90,7 @@ def test_what_published_files_have_is_known(family):
     ({"model_type": "mixtral", "num_experts": 8, "num_local_experts": 4},
      r"`num_experts` must be left out, as it is not read and may change the output, got 8\."),
     ({"model_type": "qwen3_moe", "num_experts": 8, "num_local_experts": 4},
-     "num_experts=8 and num_local_experts=4: accepted is one count"),
+     "num_experts=8 and num_local_experts=4: the two must be the same"),
   ],
 )  # fmt: skip
 def test_a_key_that_could_change_the_output_is_named(raw, words):

@@ -241,7 +241,7 @@ def test_what_has_no_blocks_of_its_own_is_refused():
     match=("cache='committed' needs a denoiser that is causal over blocks: this one sees"),
   ):
     caches.committed(denoiser(whole, MASK), D)
-  with pytest.raises(ValueError, match="block_length=6: accepted is None with causal=True"):
+  with pytest.raises(ValueError, match="`block_length` must be None with causal=True, got 6"):
     dataclasses.replace(CONFIG, causal=True)
   with pytest.raises(
     ValueError, match=(r"`block_length` must be between 1 and 2147483647 \(positions\), got 0\.")

@@ -97,7 +97,7 @@ WRONG = {
   "no loss": (("heads",), "--loss 0 0 0 0.8",
    "`loss` must have a weight above 0 for at least one term, got 0.0 0.0 0.0 0.8."),
   "width": (("lm", "denoiser"), "--width 0", "`width` must be at least 1, got 0."),
-  "heads": (("lm",), "--heads 3 --kv-heads 2 --batch 1", "heads=3 must be a multiple of kv_heads"),
+  "heads": (("lm",), "--heads 3 --kv-heads 2 --batch 1", "`heads` must be a multiple of kv_heads"),
   "vocab_size": (("lm", "denoiser"), "--vocab-size 0", "`vocab_size` must be at least 2, got 0."),
   "questions": (ASKING, "--questions 0", "`questions` must be at least 1, got 0."),
   "held_out": ((*DRAFTING, "judge", "filter", *SKIPPING), "--held-out 99", 

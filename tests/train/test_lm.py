@@ -118,7 +118,7 @@ def test_checkpoints_without_a_record_of_settings_continue(lm_run, tmp_path):
       {"data": "nothing.jsonl"},
       r"`data` must be a \.jsonl file, tfds:NAME:SPLIT or lists:SEED:COUNT\.",
     ),
-    ({"heads": 3, "kv_heads": 2}, "heads=3 must be a multiple of kv_heads=2"),
+    ({"heads": 3, "kv_heads": 2}, "`heads` must be a multiple of kv_heads=2, got 3"),
     ({"save_every": 0}, r"`save_every` must be at least 1, got 0\."),
   ],
 )
