@@ -56,7 +56,8 @@ def read_directory(directory: pathlib.Path, arch: str):
   raw = json.loads((directory / "config.json").read_text())
   tensors, names = {}, FOUR_NORMS if arch == "gemma3" else NAMES
   for file in directory.glob("*.safetensors"):
-    for name, w in safetensors.numpy.load_file(file).items():
+    for name, held in safetensors.numpy.load_file(file).items():
+      w = held.astype(np.float32)
       heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
       own = name_of(name, names)
       part = own.split(".")[-2]
