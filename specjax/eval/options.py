@@ -38,7 +38,7 @@ class Bench(_Measurement):
     stop_words: texts that end a text; special tokens, too.
     tune: whether drafters that are named without numbers are first tuned on our own questions, as
       by `specjax tune`; a drafter that loses to plain decoding is then left out.
-    verify_cost: whether passes over 1 to 64 nodes are timed, too.
+    verify_cost: time passes over 1 to 64 nodes, too; --no-verify-cost leaves this out.
   """
 
   drafters: tuple[str, ...] = ("prompt_lookup", "medusa")

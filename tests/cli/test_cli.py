@@ -645,9 +645,10 @@ def test_generate_with_weights_in_8_bits(ids_model, write, run):
    "bench --suite parallelbench", "tune --drafters eagle"],
 )  # fmt: skip
 def test_every_command_passes_on_how_to_load(command, refused, monkeypatch):
-  def load(name, dtype, *, revision, weights, mesh, skipping):
-    raise ValueError(f"{name} {dtype} {weights} {skipping}.")
+  def load(name, dtype, *, revision, weights, mesh, skipping, template):
+    raise ValueError(f"{name} {dtype} {weights} {skipping} {template}.")
 
   monkeypatch.setattr(load_model, "load", load)
-  options = ["--model", "x", "--weights", "int8", "--dtype", "float16", "--skipping", "first"]
-  assert refused(*command.split(), *options) == "error: x float16 int8 first.\n"
+  options = ["--model", "x", "--weights", "int8", "--dtype", "float16", "--skipping", "first",
+             "--template", "chatml"]  # fmt: skip
+  assert refused(*command.split(), *options) == "error: x float16 int8 first chatml.\n"

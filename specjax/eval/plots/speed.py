@@ -5,8 +5,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -87,10 +85,10 @@ def heads(summary: Mapping[str, Any], kinds: Mapping[str, str]) -> Figure:
   bars.invert_yaxis()
   style.title(bars, "Speed over plain decoding; τ: tokens per pass")
   bars.legend(frameon=False, fontsize=10, loc="upper left", bbox_to_anchor=(0, -0.04), ncols=2)
-  colours = colormaps["viridis"](np.linspace(0, 0.9, len(by_tau)))
-  for (key, head), shade in zip(by_tau, colours, strict=True):
-    rates = head["hit_rates"]
-    lines.plot(range(1, len(rates) + 1), rates, "o-", color=shade, label=key.replace("_", " "))
+  for row, (key, head) in enumerate(by_tau):
+    rates, best = head["hit_rates"], row < len(COLOURS)  # more colours could not be told apart
+    shade, label = (COLOURS[row], key.replace("_", " ")) if best else (style.RULE, "_the others")
+    lines.plot(range(1, len(rates) + 1), rates, "o-", color=shade, label=label, zorder=2 + best)
   deepest = max(len(head["hit_rates"]) for _, head in by_tau)
   style.title(
     lines,
