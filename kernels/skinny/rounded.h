@@ -66,10 +66,10 @@ struct Group {
   int32_t start[2];
 };
 
-// The sums of the products of one row's numbers with `Count` quads of the outputs' numbers.
+// `start` and the products of one row's numbers with `Count` quads of the outputs' numbers.
 template <int Bits, int Count>
-inline Ints dot(const int8_t* x, const Words* w) {
-  Ints sum = {};
+inline Ints dot(const int8_t* x, const Words* w, int32_t start) {
+  Ints sum = Ints{} + start;
   auto quad = [&](int i) {
     int32_t four;
     std::memcpy(&four, x + 4 * i, 4);
@@ -401,8 +401,8 @@ struct Product {
       const Vector b = Shifted ? offsets.next(g) : Vector{};
       const Group* own = x + g * rows;
       auto add = [&](int64_t r, Ints q, Ints rest) {
-        Vector v = __builtin_convertvector(q + own[r].start[0], Vector) * s;
-        if constexpr (Halves) v += __builtin_convertvector(rest + own[r].start[1], Vector) * t;
+        Vector v = __builtin_convertvector(q, Vector) * s;
+        if constexpr (Halves) v += __builtin_convertvector(rest, Vector) * t;
         sum[r] += v * own[r].scale;
         if constexpr (Shifted) sum[r] += b * own[r].sum;
       };
@@ -416,13 +416,15 @@ struct Product {
             dot_tile<kPart>(own[r].numbers + kPart, numbers + kPart / 4, rest + r);
         }
         r = std::min(r, rows);
-        for (int64_t i = 0; i < r; ++i) add(i, q[i], rest[i]);
+        for (int64_t i = 0; i < r; ++i)
+          add(i, q[i] + own[i].start[0], Halves ? rest[i] + own[i].start[1] : q[i]);
       }
 #endif
       for (; r < rows; ++r) {
         const int8_t* mine = own[r].numbers;
-        const Ints q = dot<Bits, kPart / 4>(mine, numbers);
-        add(r, q, Halves ? dot<Bits, kPart / 4>(mine + kPart, numbers + kPart / 4) : q);
+        const Ints q = dot<Bits, kPart / 4>(mine, numbers, own[r].start[0]);
+        add(r, q, Halves ? dot<Bits, kPart / 4>(mine + kPart, numbers + kPart / 4, own[r].start[1])
+                         : q);
       }
     }
     const int64_t skipped = from - first, kept = std::min<int64_t>(kLanes, stop - first) - skipped;
