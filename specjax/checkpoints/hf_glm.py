@@ -1,4 +1,4 @@
-"""GLM-4, with norms before and behind and turning neighbours, and GLM-4.5, a mixture of experts."""
+"""GLM, whose neighbouring numbers turn, GLM-4 with norms behind, too, and GLM-4.5 with experts."""
 
 import dataclasses
 import functools
@@ -11,15 +11,23 @@ from specjax.checkpoints.hf_rows import Found, Row
 from specjax.models.config import Config
 
 _SIZE = functools.partial(checks.whole, least=1)
-_NAMES = HF | {
+_NAMES = HF | dict.fromkeys(("gate", "up"), "mlp.gate_up_proj")
+_FOUR_NORMS = _NAMES | {
   "attention_out_norm": "post_self_attn_layernorm", "mlp_out_norm": "post_mlp_layernorm",
-} | dict.fromkeys(("gate", "up"), "mlp.gate_up_proj")  # fmt: skip
+}  # fmt: skip
 _KEYS = {"attention_bias": bool, "partial_rotary_factor": float}
 _ABSENT = {"partial_rotary_factor": 0.5, "max_position_embeddings": 131072}
+_DENSE = _ABSENT | {
+  "attention_bias": True, "head_dim": 128, "num_key_value_heads": 2, "rms_norm_eps": 1.5625e-7,
+}  # fmt: skip
+
+
+def _glm(found: Found) -> dict[str, Any]:
+  return {"neighbours": True, **vars(found.rope())}
 
 
 def _glm4(found: Found) -> dict[str, Any]:
-  return {"norms": "both", "neighbours": True, **vars(found.rope())}
+  return {"norms": "both", **_glm(found)}
 
 
 def _glm4_moe(found: Found) -> dict[str, Any]:
@@ -51,12 +59,8 @@ def _write_moe(c: Config) -> dict[str, Any]:
 
 
 GLM = {
-  "glm4": Row(
-    "Glm4ForCausalLM", _NAMES, _glm4, _write, _KEYS,
-    _ABSENT | {
-      "attention_bias": True, "head_dim": 128, "num_key_value_heads": 2, "rms_norm_eps": 1.5625e-7,
-    },
-  ),
+  "glm": Row("GlmForCausalLM", _NAMES, _glm, _write, _KEYS, _DENSE),
+  "glm4": Row("Glm4ForCausalLM", _FOUR_NORMS, _glm4, _write, _KEYS, _DENSE),
   "glm4_moe": Row(
     "Glm4MoeForCausalLM", HF | {"router_bias": "mlp.gate.e_score_correction_bias"},
     _glm4_moe, _write_moe,

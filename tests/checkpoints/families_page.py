@@ -16,6 +16,7 @@ TITLES = {
   "phi3": "Phi-3 and Phi-4, without longrope",
   "granite": "Granite 3, dense",
   "smollm3": "SmolLM3",
+  "glm": "GLM",
   "glm4": "GLM-4",
   "cohere2": "Cohere 2",
   "ministral3": "Ministral 3, text",
