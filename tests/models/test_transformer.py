@@ -365,7 +365,10 @@ def test_a_decoding_loop_does_not_copy_the_cache(N, walk):
 
 @pytest.mark.parametrize(
   ("change", "words"),
-  [({"kv_heads": 3}, "`heads` .* kv_heads=3, got 4"), ({"head_dim": 7}, "`head_dim` must be even, .*, got 7")],
+  [
+    ({"kv_heads": 3}, "`heads` must be a multiple of kv_heads=3, got 4"),
+    ({"head_dim": 7}, "`head_dim` must be even, .*, got 7"),
+  ],
 )
 def test_an_impossible_config_names_the_field(change, words):
   with pytest.raises(ValueError, match=words):
