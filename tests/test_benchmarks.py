@@ -147,7 +147,7 @@ ERRORS = [
   ("benchmarks/quality/strategies.py --prompts absent.jsonl", "absent.jsonl"),
   (
     "benchmarks/speed/few_rows.py --ways luck",
-    "`ways` must be one of xla, skinny, native, got 'luck'.",
+    "`ways` must be one of xla, skinny, native, native/int8, int4, int4/int8, got 'luck'.",
   ),
   ("benchmarks/speed/few_rows.py --nodes 0", "`nodes` must be between 1 and 2147483647, got 0."),
   ("benchmarks/speed/bakeoff.py --heads absent", "heads='absent'"),
