@@ -138,8 +138,12 @@ def one_after_the_other(
 
   def add(total: Array, e: Array) -> tuple[Array, None]:
     def run(total: Array) -> Array:
-      own = jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, e, 0, False), (gate_up, down))
-      return total + _weighed(_run(x, *own, act), lax.dynamic_index_in_dim(share, e, 1, False))
+      inner, outer = jax.tree.map(
+        lambda w: lax.dynamic_index_in_dim(w, e, 0, False), (gate_up, down)
+      )
+      return total + _weighed(
+        _run(x, inner, outer, act), lax.dynamic_index_in_dim(share, e, 1, False)
+      )
 
     return lax.cond(used[e], run, lambda total: total, total), None
 
@@ -192,8 +196,10 @@ def in_blocks(
     e, rows, share = own
 
     def run(rows: Array) -> Array:
-      weights = jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, e, 0, False), (gate_up, down))
-      return _weighed(_run(rows, *weights, act), share)
+      inner, outer = jax.tree.map(
+        lambda w: lax.dynamic_index_in_dim(w, e, 0, False), (gate_up, down)
+      )
+      return _weighed(_run(rows, inner, outer, act), share)
 
     return None, lax.cond((share != 0).any(), run, lambda x: jnp.zeros(x.shape), rows)
 
@@ -283,8 +289,8 @@ class SparseMLP(nn.Module):
     c, E = self.experts, x.shape[-1]
     X, F = c.count, c.width
     router = dense(self.param("router", _INIT, (X, E))).astype(jnp.float32)
-    gate_up = self.param("expert_gate_up", _INIT, (X, 2 * F if c.gated else F, E))
-    down = self.param("expert_down", self.out_init, (X, E, F))
+    gate_up: Any = self.param("expert_gate_up", _INIT, (X, 2 * F if c.gated else F, E))
+    down: Any = self.param("expert_down", self.out_init, (X, E, F))
     act: Activation = swiglu if c.gated else silu
     if c.limit is not None:
       act = functools.partial(clamped, c.limit, c.slope)
