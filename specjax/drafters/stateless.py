@@ -65,7 +65,7 @@ def stateless(name: str, depth: int, guess: Callable[[Context], Array]) -> Draft
   """
 
   def draft(params: Params, context: Context) -> Draft:
-    guesses, want = guess(context), (len(context.root), depth)
+    guesses, want = guess(context), (len(context.length), depth)
     if jnp.shape(guesses) != want or not jnp.issubdtype(guesses.dtype, jnp.integer):
       raise ValueError(
         f"the guesses of drafter={name!r} must be i32[B, depth], here of the shape {want}, got "

@@ -190,7 +190,7 @@ class Objective:
       def at_depth(state, own, reached, label=label, known=known, weight=weight, d=d, scale=scale):
         logits = self.head.read(params, target_params, state, d)
         flat, own = logits.reshape(-1, logits.shape[-1]), own.reshape(-1, own.shape[-1])
-        teacher = linear(own, matrix).astype(jnp.float32)
+        teacher = self.head.target.logits(linear(own, matrix))
         right = (flat.argmax(-1) == label).astype(jnp.float32)
         state = self.head.feature(state, d)
         guess = losses.Guess(state.reshape(-1, state.shape[-1]), flat, label, teacher, own)
