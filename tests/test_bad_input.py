@@ -733,7 +733,8 @@ NETWORKS = [
    "`kv_heads` must be between 1 and 2147483647, got 0."),
   ({"head_dim": 3}, "`head_dim` must be even, for .. got 3."), ({"width": "16"},
    "`width` must be a whole number between 1 and 2147483647, got '16'."),
-  ({"heads": 3, "kv_heads": 2}, "heads=3 must be a multiple"), ({"vocab_size": -1}, "vocab_size"),
+  ({"heads": 3, "kv_heads": 2}, "`heads` must be a multiple of kv_heads=2, got 3."),
+  ({"vocab_size": -1}, "vocab_size"),
 ]  # fmt: skip
 
 

@@ -368,7 +368,7 @@ def test_a_model_that_is_read_in_parts_is_the_same(name, write, mesh):
     ),
     ("llada2", {"use_bias": True}, r"`use_bias` must be null or False, got True\."),
     ("llada2", {"first_k_dense_replace": 3}, "have a dense MLP"),
-    ("llada2", {"n_group": 3}, "groups=3: accepted"),
+    ("llada2", {"n_group": 3}, "`groups` must be 1, or a divisor of count=8 .*, got 3"),
     (
       "mixtral",
       {"partial_rotary_factor": 0.5},
@@ -396,8 +396,7 @@ def test_what_no_family_has_is_not_written(experts, change):
   with pytest.raises(
     ValueError,
     match=(
-      r"`experts` must be what a family has together with the other.*got Experts\(count=4, "
-      r"chosen=2, w\.\.\.ared_width=0, dense_lay"
+      r"`experts` must be what a family has together with the other.*got Experts\(count=4, chosen=2"
     ),
   ):
     hf_config.to_json(config)

@@ -645,10 +645,10 @@ def test_generate_with_weights_in_8_bits(ids_model, write, run):
    "bench --suite parallelbench", "tune --drafters eagle"],
 )  # fmt: skip
 def test_every_command_passes_on_how_to_load(command, refused, monkeypatch):
-  def load(name, dtype, *, revision, weights, mesh, skipping, template):
-    raise ValueError(f"{name} {dtype} {weights} {skipping} {template}.")
+  def load(name, dtype, *, revision, weights, activations, mesh, skipping, template):
+    raise ValueError(f"{name} {dtype} {weights} {activations} {skipping} {template}.")
 
   monkeypatch.setattr(load_model, "load", load)
   options = ["--model", "x", "--weights", "int8", "--dtype", "float16", "--skipping", "first",
-             "--template", "chatml"]  # fmt: skip
-  assert refused(*command.split(), *options) == "error: x float16 int8 first chatml.\n"
+             "--template", "chatml", "--activations", "int8"]  # fmt: skip
+  assert refused(*command.split(), *options) == "error: x float16 int8 int8 first chatml.\n"

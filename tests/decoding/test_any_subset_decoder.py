@@ -119,5 +119,5 @@ def test_a_denoiser_is_no_model_of_any_subset(model):
 
 @pytest.mark.parametrize("other", [{"causal": True}, {"block_length": 4}])
 def test_a_network_is_of_one_kind(other):
-  with pytest.raises(ValueError, match="any_order=True"):
+  with pytest.raises(ValueError, match=r"`any_order` must be False with .*, got True"):
     dataclasses.replace(CONFIG, **other)
