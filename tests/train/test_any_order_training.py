@@ -82,7 +82,7 @@ def test_the_script_makes_a_model_that_assd_decodes(options):
 @pytest.mark.parametrize(
   ("other", "words"),
   [({"context": True}, "context=False"), ({"shift": True}, "not shifted"),
-   ({"block_length": 4}, "any_order=True"), ({"remat": True},
+   ({"block_length": 4}, "`any_order` must be False"), ({"remat": True},
     r"`remat` must be False for a model of any tokens given any others, got True\.")],
 )  # fmt: skip
 def test_what_does_not_go_with_it_is_refused(options, tmp_path, other, words):

@@ -196,7 +196,7 @@ def test_devices_and_layers_computed_again_and_short_numbers_learn_the_same(
 def test_a_model_without_a_tokenizer_does_not_go_on(run, tmp_path):
   with pytest.raises(
     ValueError,
-    match=(r"`start` must have a tokenizer, got '/work/wt/words/tests/fixtures/hf/llama3'\."),
+    match=(r"`start` must have a tokenizer, got '.*llama3'\."),
   ):
     fixture = pathlib.Path(__file__).parents[1] / "fixtures" / "hf" / "llama3"
     script.main(changed(run, start=str(fixture), out=str(tmp_path)))
