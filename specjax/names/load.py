@@ -194,7 +194,7 @@ class Model:
       raise ValueError("prompt is empty: it needs one token at least.")
     return checks.ids("prompt", ids, self.config.vocab_size)
 
-  def chat(self, question: str | Turns, **values: Any) -> list[int]:
+  def chat(self, question: str | Turns, /, **values: Any) -> list[int]:
     """The ids of a question in the model's chat template, ready for `generate`.
 
     `question` is a text or a conversation: turns of `role` and `content`, the question the last.

@@ -92,6 +92,9 @@ def read(model: Model, given: Mapping[str, Any]) -> Tools:
   style = style_of(model)
   if style is None:
     checks.refuse("tools", names, f"left out: the chat template of {model.name} calls no tools")
+  several = checks.boolean("parallel_tool_calls", given.get("parallel_tool_calls", True))
+  if choice == "auto" and not several:
+    checks.refuse("parallel_tool_calls", several, "true with tool_choice auto")
   return Tools(offered, style, choice != "auto")
 
 
@@ -100,7 +103,7 @@ LIST = "a list of functions"
 
 def _function(i: int, tool: Any) -> Mapping[str, Any]:
   function = tool.get("function") if isinstance(tool, Mapping) else None
-  if not isinstance(function, Mapping) or tool["type"] != "function":
+  if not isinstance(function, Mapping) or tool.get("type") != "function":
     checks.refuse(f"tools[{i}]", tool, "an object of type function")
   checks.text(f"tools[{i}]: name", function.get("name"))
   if not isinstance(function.get("parameters", {}), Mapping):
@@ -187,7 +190,7 @@ def parse(text: str, tools: Tools) -> tuple[str, list[dict[str, Any]]]:
     rest = rest.replace(style.begin, " ").replace(style.end, " ")
   try:
     calls = [_called(value, tools) for value in _values(rest)] if tools.offered else []
-  except ValueError:
+  except (ValueError, RecursionError):  # lists may lie in lists without end
     return text, []
   return (said.rstrip(), calls) if calls else (text, [])
 

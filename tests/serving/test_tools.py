@@ -56,6 +56,7 @@ ANSWERS = {
   "a list behind a special token": (
     MISTRAL, False, ' [{"name": "time", "arguments": {}}]', "", [("time", {})],
   ),
+  "lists without end": (MISTRAL, False, "[" * 100_000, "[" * 100_000, []),
   "no list of calls": (MISTRAL, False, "[1, 2]", "[1, 2]", []),
   "Llama's": (
     LLAMA, False,
@@ -136,6 +137,8 @@ def test_a_choice(model, choice, names, forced):
 
 WRONG = [
   ({"tools": [1]}, r"tools\[0\]"),
+  ({"tools": [{"function": {"name": "x"}}]}, r"`tools\[0\]` must be an object of type function"),
+  ({"tools": [TIME], "parallel_tool_calls": False}, "`parallel_tool_calls` must be true"),
   ({"tools": [{"type": "function", "function": {"name": 7}}]}, r"tools\[0\].*`name`"),
   ({"tools": [{"type": "custom", "function": {"name": "x"}}]}, r"tools\[0\]"),
   ({"tools": [TIME] * 129}, "up to 128"),
@@ -183,3 +186,5 @@ def test_a_variable_that_a_template_does_not_read_is_refused(model):
     model.chat("When?", enable_thinking=False)
   with pytest.raises(ValueError, match=r"tools.*reads no variable"):
     specjax.load().chat("When?", tools=OFFERED)
+  with pytest.raises(ValueError, match=r"question.*reads tools"):
+    model.chat("When?", **{"question": 1})
