@@ -11,6 +11,8 @@ setup(
   package_data={
     "specjax.zoo": ["*/*"],
     "specjax.eval": ["questions.txt"],
+    "specjax.kernels": ["*.h"],
     "specjax.kernels.skinny": ["*.cc", "*.h"],
+    "specjax.kernels.tree_attention": ["*.cc"],
   },
 )

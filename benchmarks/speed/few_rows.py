@@ -17,7 +17,7 @@ from jax import Array
 import specjax
 from specjax import checks, command_line
 from specjax.eval import report, table, timing, verify_cost
-from specjax.kernels.skinny import build
+from specjax.kernels import compiled
 from specjax.models import transformer
 
 # How weights lie in each, and what they multiply.
@@ -48,7 +48,7 @@ class Way:
 
   def __init__(self, name: str, model: specjax.Model, context: int, capacity: int):
     # While the programs are traced, XLA's way finds no library.
-    self.held = mock.patch.object(build, "available", lambda: name != "xla")
+    self.held = mock.patch.object(compiled, "available", lambda: name != "xla")
     self.target = transformer.target.__wrapped__(model.config)  # no other way's
     self.params = model.params
     with self.held:
@@ -69,7 +69,7 @@ def main(config: Config) -> None:
   report.check(config, "nodes", "context", "repeats")
   for name in config.ways:
     checks.choice("ways", name, WAYS)
-  if jax.device_count() > 1 or not build.available():
+  if jax.device_count() > 1 or not compiled.available():
     raise ValueError("the products in C++ need one CPU and a C++ compiler.")
   kinds = dict.fromkeys(WAYS[name] for name in config.ways)
   models = {

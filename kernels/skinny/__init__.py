@@ -1,6 +1,7 @@
 """Products of a few rows with a large matrix, in C++ for CPUs."""
 
 from specjax.kernels.skinny.api import (
+  available,
   group_product,
   product,
   rounded_product,
@@ -10,5 +11,6 @@ from specjax.kernels.skinny.api import (
 )
 
 __all__ = [
-  "group_product", "product", "rounded_product", "serves", "serves_groups", "serves_rounded",
+  "available", "group_product", "product", "rounded_product", "serves", "serves_groups",
+  "serves_rounded",
 ]  # fmt: skip

@@ -6,8 +6,8 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from specjax.kernels import compiled
 from specjax.kernels.platform import platform
-from specjax.kernels.skinny import build
 
 ROWS = 32  # more fill XLA's tiles
 # Of a matrix that is worth a call: its numbers, and those of a row, whose lanes are added up.
@@ -30,9 +30,13 @@ def serves_groups(x: Array) -> bool:
 
 
 def serves_rounded(x: Array) -> bool:
-  """Whether `rounded_product` takes x [..., K] in 8 bits, where it has float32."""
-  suits = x.dtype == jnp.float32 and x.size > 0
-  return suits and platform() == "cpu" and jax.device_count() == 1 and build.available()
+  """Whether `rounded_product` takes x [..., K]."""
+  return x.dtype == jnp.float32 and x.size > 0 and available()
+
+
+def available() -> bool:
+  """Whether there are such products at all: for one CPU and where there is a compiler."""
+  return platform() == "cpu" and jax.device_count() == 1 and compiled.available()
 
 
 @jax.custom_jvp
@@ -42,7 +46,7 @@ def product(x: Array, w: Array) -> Array:
   A row's result does not depend on the rows beside it, bit for bit, nor on how many they are.
   Derivatives are XLA's.
   """
-  return jax.ffi.ffi_call(build.FLOATS, _outputs(x, w), vmap_method="sequential")(x, w)
+  return jax.ffi.ffi_call(compiled.FLOATS, _outputs(x, w), vmap_method="sequential")(x, w)
 
 
 @product.defjvp
@@ -67,13 +71,12 @@ def group_product(
 
   It is `product` of the values, bit for bit. It has no derivatives.
   """
-  call = jax.ffi.ffi_call(build.GROUPS, _outputs(x, low), vmap_method="sequential")
+  call = jax.ffi.ffi_call(compiled.GROUPS, _outputs(x, low), vmap_method="sequential")
   return call(x, low, high, scale, offset, scale_steps, offset_steps, zero=np.int64(zero))
 
 
 def rounded_product(
   x: Array,
-  unit: Array,
   low: Array,
   high: Array,
   scale: Array,
@@ -81,14 +84,16 @@ def rounded_product(
   scale_steps: Array,
   offset_steps: Array,
   zero: int,
+  outputs: int,
 ) -> Array:
-  """x i8[R, K], each 32 worth unit f32[R, K / 32], times a `Groups` of values [O, K] -> f32[R, O].
+  """x f32[R, K], each 32 rounded to 8 bits, times a `models.panels.Panels` of [O, K] -> f32[R, O].
 
   Rows may be any number, and a row's result does not depend on it, bit for bit. Products of whole
   numbers are summed exactly. It has no derivatives.
   """
-  call = jax.ffi.ffi_call(build.ROUNDED, _outputs(x, low), vmap_method="sequential")
-  return call(x, unit, low, high, scale, offset, scale_steps, offset_steps, zero=np.int64(zero))
+  shape = jax.ShapeDtypeStruct((x.shape[0], outputs), jnp.float32)
+  call = jax.ffi.ffi_call(compiled.ROUNDED, shape, vmap_method="sequential")
+  return call(x, low, high, scale, offset, scale_steps, offset_steps, zero=np.int64(zero))
 
 
 def _outputs(x: Array, w: Array) -> jax.ShapeDtypeStruct:

@@ -1,15 +1,17 @@
 // Products of rows in 8 bits with matrices of 4 to 8 bits, whose sums of 32 are whole numbers.
 //
 // A vector holds 4 numbers of each of kLanes outputs; rows are multiplied with it 4 numbers at a
-// time, so that no lanes are added up. A panel of kLanes outputs is laid out so, group by group, on
-// its way from memory, once for all rows.
+// time, so that no lanes are added up. The matrix lies so in memory, in panels of 16 outputs, and is
+// unpacked once for all rows.
 //
 // Every number of y is summed group after group: how many rows there are, and what they hold,
 // changes no bit of another row.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -48,6 +50,7 @@ constexpr int kMore = 0;
 constexpr uint32_t kFlip = 0x80808080;
 constexpr int kMore = 128;
 #endif
+constexpr int kPanel = 16;  // outputs
 constexpr int kGroup = 32;
 constexpr int kQuads = kGroup / 4;  // of numbers that are multiplied at once
 constexpr int64_t kRows = 64;       // whose groups stay in the second cache
@@ -56,7 +59,7 @@ constexpr int kTileRows = 16;       // read at once, so that as many may follow 
 typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
 typedef float Vector __attribute__((vector_size(4 * kLanes)));
-typedef uint32_t Four __attribute__((vector_size(16)));
+typedef int8_t Steps __attribute__((vector_size(kLanes)));
 
 // A group of a row: its numbers; what one of them is worth, and their sum; and where the sum of its
 // products, or those of its halves, starts, since numbers of the matrix count from its zero.
@@ -160,114 +163,47 @@ inline void dot_tile(const int8_t* x, const Words* w, Ints* sums) {
 }
 #endif
 
-// Of each run of 4 lanes: those of a, or 4 further on those of b.
-template <int A, int B, int C, int D, int... I>
-inline Words mix(Words a, Words b, std::integer_sequence<int, I...>) {
-  constexpr int from[] = {A, B, C, D};
-  return __builtin_shufflevector(
-      a, b, (I / 4 * 4 + from[I % 4] % 4 + (from[I % 4] < 4 ? 0 : kLanes))...);
-}
-
-template <int A, int B, int C, int D>
-inline Words mix(Words a, Words b) {
-  return mix<A, B, C, D>(a, b, std::make_integer_sequence<int, kLanes>());
-}
-
-inline Four four(const uint8_t* at) {
-  Four v;
+// kLanes numbers of a panel, as they lie.
+template <typename T>
+inline T lanes(const void* at) {
+  T v;
   std::memcpy(&v, at, sizeof v);
   return v;
 }
 
-// 16 bytes of every fourth row.
-inline Words fourth(const uint8_t* at, int64_t step) {
+// Floats of 16 bits. Small ones are exact, whatever the processor's mode is.
+inline Vector halves(const Half* at) {
 #if defined(__AVX512BW__)
-  auto two = [&](int64_t i) {
-    return __builtin_shufflevector(four(at + i * step), four(at + (i + 4) * step), 0, 1, 2, 3, 4, 5,
-                                   6, 7);
-  };
-  return __builtin_shufflevector(two(0), two(8), 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,
-                                 15);
-#elif defined(__AVX2__)
-  return __builtin_shufflevector(four(at), four(at + 4 * step), 0, 1, 2, 3, 4, 5, 6, 7);
-#else
-  return four(at);
-#endif
-}
-
-// From up to 16 bytes of each of kLanes rows: v[i] has bytes 4 i to 4 i + 3 of row l in lane l.
-inline void columns(const uint8_t* at, int64_t step, int64_t bytes, Words* v) {
-  uint8_t some[16 * kLanes];
-  if (bytes < 16) {
-    for (int l = 0; l < kLanes; ++l) std::memcpy(some + 16 * l, at + l * step, bytes);
-    at = some;
-    step = 16;
-  }
-  const Words a = fourth(at, step), b = fourth(at + step, step);
-  const Words c = fourth(at + 2 * step, step), d = fourth(at + 3 * step, step);
-  const Words ab = mix<0, 4, 1, 5>(a, b), cd = mix<0, 4, 1, 5>(c, d);
-  const Words rest_ab = mix<2, 6, 3, 7>(a, b), rest_cd = mix<2, 6, 3, 7>(c, d);
-  v[0] = mix<0, 1, 4, 5>(ab, cd);
-  v[1] = mix<2, 3, 6, 7>(ab, cd);
-  v[2] = mix<0, 1, 4, 5>(rest_ab, rest_cd);
-  v[3] = mix<2, 3, 6, 7>(rest_ab, rest_cd);
-}
-
-// Values of `Size` bytes, `count` in each of kLanes rows, one of each row after the other.
-template <int Size>
-struct Values {
-  static constexpr int kOfWord = 4 / Size, kRead = 16 / Size;
-  const uint8_t* at;
-  int64_t count;
-  Words v[4];
-
-  Values(const void* of, int64_t first, int64_t count)
-      : at(static_cast<const uint8_t*>(of) + first * count * Size), count(count) {}
-
-  // Value i of each row, below other bits; i counts from 0 without leaving one out.
-  Words next(int64_t i) {
-    if (i % kRead == 0) columns(at + i * Size, count * Size, (count - i) * Size, v);
-    return v[i % kRead / kOfWord] >> static_cast<int>(8 * Size * (i % kOfWord));
-  }
-};
-
-// The floats of 16 bits in the low halves of words. Small ones are exact, whatever the processor's
-// mode is.
-inline Vector halves(Words v) {
-#if defined(__AVX512BW__)
-  return (Vector)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)v));
+  return (Vector)_mm512_cvtph_ps(lanes<__m256i>(at));
 #elif defined(__AVX2__) && defined(__F16C__)
-  const __m256i low = (__m256i)(v & 0xffff);
-  return (Vector)_mm256_cvtph_ps(
-      _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
+  return (Vector)_mm256_cvtph_ps(lanes<__m128i>(at));
 #else
   Vector out;
-  for (int l = 0; l < kLanes; ++l) {
-    const uint16_t bits = v[l];
-    Half half;
-    std::memcpy(&half, &bits, sizeof half);
-    out[l] = half;
-  }
+  for (int l = 0; l < kLanes; ++l) out[l] = at[l];
   return out;
 #endif
 }
 
 // What a panel's numbers are worth, or its offsets, group after group: halves, times steps.
 struct Line {
-  Values<2> unit;
-  Values<1> step;
-  bool stepped;
-  int64_t each;  // values of a half
+  const Half* unit;
+  const int8_t* step;  // or null
+  int64_t each;        // values of a half
   Vector own;
 
-  Line(const Half* unit, const int8_t* step, int64_t first, int64_t units, int64_t count)
-      : unit(unit, first, units), step(step, first, count), stepped(step != nullptr),
+  Line(const Half* unit, int64_t units, const int8_t* step, int64_t count, int64_t first)
+      : unit(place(unit, units, first)), step(step ? place(step, count, first) : nullptr),
         each(count / units) {}
 
+  template <typename T>
+  static const T* place(const T* of, int64_t count, int64_t first) {
+    return of + first / kPanel * kPanel * count + first % kPanel;
+  }
+
   Vector next(int64_t i) {
-    if (i % each == 0) own = halves(unit.next(i / each));
-    if (!stepped) return own;
-    return own * __builtin_convertvector((Ints)(step.next(i) << 24) >> 24, Vector);
+    if (i % each == 0) own = halves(unit + i / each * kPanel);
+    if (step == nullptr) return own;
+    return own * __builtin_convertvector(lanes<Steps>(step + i * kPanel), Vector);
   }
 };
 
@@ -285,10 +221,10 @@ inline Words spread(Words bits, int i, int at) {
 #endif
 }
 
-// A matrix of whole numbers with scales and offsets, as `specjax.models.groups` has it.
+// A matrix of whole numbers with scales and offsets, as `specjax.models.panels` has it.
 struct Matrix {
   int64_t inputs, outputs;
-  const uint8_t* low;
+  const uint32_t* low;
   const uint32_t* high;
   const Half* scale;  // `scales` a row
   const Half* offset;
@@ -300,29 +236,42 @@ struct Matrix {
   bool shifted;
 };
 
-// The groups of rows x i8[R, K] that are worth scale[R, K / 32].
+// The groups of rows x f32[R, K]: each 32 numbers as 127 steps of the largest of them.
 struct Rows {
-  const int8_t* x;
-  const float* scale;
+  const float* x;
   Group* groups;  // [K / 32, R]
   int64_t rows, inputs;
   int zero;
   bool halves;
 
   void run(int64_t start, int64_t stop) const {
-    const int64_t count = inputs / kGroup;
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t g = start; g < stop; ++g) {
-        Group& own = groups[g * rows + r];
-        std::memcpy(own.numbers, x + r * inputs + g * kGroup, kGroup);
-        int32_t sums[2] = {};
-        for (int i = 0; i < kGroup; ++i) sums[i / (kGroup / 2)] += own.numbers[i];
-        own.scale = scale[r * count + g];
-        own.sum = own.scale * static_cast<float>(sums[0] + sums[1]);
-        own.start[0] = -zero * (halves ? sums[0] : sums[0] + sums[1]);
-        own.start[1] = -zero * sums[1];
-      }
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t g = start; g < stop; ++g)
+        round(x + r * inputs + g * kGroup, groups[g * rows + r]);
+  }
+
+  void round(const float* x, Group& own) const {
+    constexpr float kRound = 12582912;  // 1.5 * 2^23: a sum with it has no fraction
+    int32_t bits[kGroup], largest = 0;  // which order magnitudes alike, and NaN above all
+    std::memcpy(bits, x, sizeof bits);
+    for (int i = 0; i < kGroup; ++i) largest = std::max(largest, bits[i] & 0x7fffffff);
+    float step;
+    std::memcpy(&step, &largest, sizeof step);
+    step *= 1 / 127.f;
+    if (step < std::numeric_limits<float>::min()) step = std::numeric_limits<float>::min();
+    int32_t numbers[kGroup] = {};  // a group that is not finite has zeros, worth NaN
+    if (std::isfinite(step))
+      for (int i = 0; i < kGroup; ++i)
+        numbers[i] = static_cast<int32_t>(x[i] / step + kRound - kRound);
+    int32_t sums[2] = {};
+    for (int i = 0; i < kGroup; ++i) {
+      own.numbers[i] = numbers[i];
+      sums[i / (kGroup / 2)] += numbers[i];
     }
+    own.scale = step;
+    own.sum = step * static_cast<float>(sums[0] + sums[1]);
+    own.start[0] = -zero * (halves ? sums[0] : sums[0] + sums[1]);
+    own.start[1] = -zero * sums[1];
   }
 };
 
@@ -332,67 +281,63 @@ struct Product {
   float* y;
   int64_t rows;
 
-  // Outputs start to stop. A panel that would pass the last output begins earlier.
+  // Outputs start to stop, of which the first begins a panel.
   void run(int64_t start, int64_t stop) const {
     for (int64_t o = start; o < stop; o += kLanes) {
-      const int64_t first = std::min(o, w.outputs - kLanes);
       if (w.bits == 4)
-        panel<4>(first, o, stop);
+        some<4>(o);
       else if (w.bits == 5)
-        panel<5>(first, o, stop);
+        some<5>(o);
       else if (w.bits == 6)
-        panel<6>(first, o, stop);
+        some<6>(o);
       else
-        panel<8>(first, o, stop);
+        some<8>(o);
     }
   }
 
   template <int Bits>
-  void panel(int64_t first, int64_t from, int64_t stop) const {
+  void some(int64_t first) const {
     if (w.halves)
-      panel<Bits, true, false>(first, from, stop);
+      some<Bits, true, false>(first);
     else if (w.shifted)
-      panel<Bits, false, true>(first, from, stop);
+      some<Bits, false, true>(first);
     else
-      panel<Bits, false, false>(first, from, stop);
+      some<Bits, false, false>(first);
   }
 
+  // kLanes outputs from `first` on, a panel or a part of one.
   template <int Bits, bool Halves, bool Shifted>
-  void panel(int64_t first, int64_t from, int64_t stop) const {
+  void some(int64_t first) const {
     constexpr int P = Bits == 8 ? 0 : Bits - 4, kScales = Halves ? 2 : 1;
-    constexpr int kBytes = Bits == 8 ? 32 : 16, kLine = 64, kPart = kGroup / kScales;
-    const int64_t count = w.inputs / kGroup, row = count * kBytes;
-    const uint8_t* low = w.low + first * row;
-    const uint32_t* high = w.high + first * count * P;
-    Line scales(w.scale, w.scale_steps, first, w.scales, count * kScales);
-    Line offsets(w.offset, w.offset_steps, first, w.scales, count);
-    Values<4> bits(w.high, first, count * P);
+    constexpr int kWords = Bits == 8 ? 8 : 4, kPart = kGroup / kScales;
+    constexpr int kAhead = 16;  // groups
+    const int64_t count = w.inputs / kGroup;
+    const uint32_t* low = Line::place(w.low, count * kWords, first);
+    const uint32_t* high = Line::place(w.high, count * P, first);
+    Line scales(w.scale, w.scales, w.scale_steps, count * kScales, first);
+    Line offsets(w.offset, w.scales, w.offset_steps, count, first);
     Vector sum[kRows] = {};
     alignas(64) Words numbers[kQuads];
 #if defined(SPECJAX_TILES)
     const bool tiled = rows >= kFewest && tiles();
-    std::optional<Tiles<kPart>> held;
-    if (tiled) held.emplace();
+    std::optional<Tiles<kPart>> shape;
+    if (tiled) shape.emplace();
 #endif
     for (int64_t g = 0; g < count; ++g) {
-      // The next panel, which lies behind this one.
-      for (int i = 0; i < kLanes * kBytes; i += kLine)
-        __builtin_prefetch(low + kLanes * (row + g * kBytes) + i, 0, 2);
-      for (int i = 0; i < kLanes * P * 4; i += kLine)
-        __builtin_prefetch(high + kLanes * (count + g) * P + i / 4, 0, 2);
+      for (int i = 0; i < kWords; ++i) {
+        __builtin_prefetch(low + ((g + kAhead) * kWords + i) * kPanel, 0, 2);
+        numbers[i] = lanes<Words>(low + (g * kWords + i) * kPanel);
+      }
       if constexpr (Bits == 8) {
-        columns(low + g * 32, row, 16, numbers);
-        columns(low + g * 32 + 16, row, 16, numbers + 4);
         for (int i = 0; i < kQuads; ++i) numbers[i] ^= kFlip;
       } else {
-        columns(low + g * 16, row, 16, numbers);
         for (int i = 0; i < 4; ++i) {
           numbers[4 + i] = numbers[i] >> 4 & 0x0f0f0f0f;
           numbers[i] &= 0x0f0f0f0f;
         }
 #pragma GCC unroll 2
         for (int p = 0; p < P; ++p) {
-          const Words plane = bits.next(g * P + p);
+          const Words plane = lanes<Words>(high + (g * P + p) * kPanel);
 #pragma GCC unroll 8
           for (int i = 0; i < kQuads; ++i) numbers[i] |= spread(plane, i, 4 + p);
         }
@@ -420,16 +365,19 @@ struct Product {
           add(i, q[i] + own[i].start[0], Halves ? rest[i] + own[i].start[1] : q[i]);
       }
 #endif
+      Words held[kQuads];  // in registers, for all rows
+#pragma GCC unroll 8
+      for (int i = 0; i < kQuads; ++i) held[i] = numbers[i];
       for (; r < rows; ++r) {
         const int8_t* mine = own[r].numbers;
-        const Ints q = dot<Bits, kPart / 4>(mine, numbers, own[r].start[0]);
-        add(r, q, Halves ? dot<Bits, kPart / 4>(mine + kPart, numbers + kPart / 4, own[r].start[1])
+        const Ints q = dot<Bits, kPart / 4>(mine, held, own[r].start[0]);
+        add(r, q, Halves ? dot<Bits, kPart / 4>(mine + kPart, held + kPart / 4, own[r].start[1])
                          : q);
       }
     }
-    const int64_t skipped = from - first, kept = std::min<int64_t>(kLanes, stop - first) - skipped;
-    for (int64_t r = 0; r < rows; ++r)
-      std::memcpy(y + r * w.outputs + from, reinterpret_cast<float*>(sum + r) + skipped, 4 * kept);
+    const int64_t kept = std::min<int64_t>(kLanes, w.outputs - first);
+    for (int64_t r = 0; r < rows && kept > 0; ++r)
+      std::memcpy(y + r * w.outputs + first, sum + r, 4 * kept);
   }
 };
 

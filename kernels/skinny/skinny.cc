@@ -10,135 +10,24 @@
 // what they hold, changes no bit of another row.
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <functional>
-#include <memory>
-#include <thread>
-#include <tuple>
-#include <utility>
 #include <vector>
 
+#include "../cpu.h"
 #include "rounded.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace {
 
 namespace ffi = xla::ffi;
 using rounded::Half;
+using namespace cpu;
 
-// Floats of a register, and the sums of a tile, which fill three quarters of the registers.
-#if defined(__AVX512F__)
-constexpr int kLanes = 16, kSums = 24;
-#elif defined(__AVX__)
-constexpr int kLanes = 8, kSums = 12;
-#elif defined(__aarch64__)
-constexpr int kLanes = 4, kSums = 24;
-#else
-constexpr int kLanes = 4, kSums = 12;
-#endif
 constexpr int kPiece = 768;    // of K, at most: 12 rows of it take 36 KB
 constexpr int kGroup = 32;     // a piece is a multiple of it, but for the end of K
 constexpr int kStripe = 64;    // outputs whose piece stays in the second cache: 192 KB
 constexpr int kOutputs = 8;    // of the widest tile; a thread's share is a multiple of it
 constexpr int kMostRows = kSums / 2;  // of the tallest tile
-constexpr int kLine = 16;      // floats of a line of the cache
-constexpr int64_t kShare = 1 << 16;  // numbers of the matrix that are worth a thread's while
-
-typedef float Vector __attribute__((vector_size(4 * kLanes)));
-
-inline Vector load(const float* at) {
-  Vector v;
-  std::memcpy(&v, at, sizeof v);
-  return v;
-}
-
-// The last numbers of a row, and zeros.
-inline Vector load_some(const float* at, int64_t count) {
-  Vector v = {};
-  std::memcpy(&v, at, count * sizeof(float));
-  return v;
-}
-
-// a and b hold S sums each, in equal runs of lanes; the result holds those of a, then those of b, in
-// runs of half the length.
-template <int S, int... I>
-inline Vector fold(Vector a, Vector b, std::integer_sequence<int, I...>) {
-  constexpr int run = kLanes / S, half = run / 2;
-  return __builtin_shufflevector(a, b, (I / half * run + I % half)...) +
-         __builtin_shufflevector(a, b, (I / half * run + I % half + half)...);
-}
-
-template <int S>
-inline Vector fold(Vector a, Vector b) {
-  return fold<S>(a, b, std::make_integer_sequence<int, kLanes>());
-}
-
-// The sums of the lanes of 4 vectors, in the first 4 lanes.
-inline Vector lanes(const Vector* a) {
-  Vector v = fold<2>(fold<1>(a[0], a[1]), fold<1>(a[2], a[3]));
-  if constexpr (kLanes >= 8) v = fold<4>(v, v);
-  if constexpr (kLanes >= 16) v = fold<8>(v, v);
-  return v;
-}
-
-// What a tile computes: a piece of K, for some rows of x and some outputs of w.
-struct Tile {
-  const float* x;
-  int64_t x_step;  // from a row to the next
-  const float* w;
-  int64_t w_step;
-  int64_t size;       // of the piece
-  const float* next;  // what to fetch meanwhile, laid out as w is; or null
-  bool first;         // whether the piece is the first of K
-  float* y;
-  int64_t y_step;
-};
-
-template <int R, int O>
-inline void run(const Tile& t) {
-  Vector sum[(R * O + 3) / 4 * 4] = {};
-  auto add = [&](int64_t k, auto load) {
-    Vector weight[O];
-#pragma GCC unroll 8
-    for (int o = 0; o < O; ++o) weight[o] = load(t.w + o * t.w_step + k);
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-      const Vector row = load(t.x + r * t.x_step + k);
-#pragma GCC unroll 8
-      for (int o = 0; o < O; ++o) sum[r * O + o] += row * weight[o];
-    }
-  };
-  int64_t k = 0;
-  for (; k + kLanes <= t.size; k += kLanes) {
-    if (t.next != nullptr && k % kLine == 0)
-#pragma GCC unroll 8
-      for (int o = 0; o < O; ++o) __builtin_prefetch(t.next + o * t.w_step + k, 0, 2);
-    add(k, load);
-  }
-  if (k < t.size) add(k, [&](const float* at) { return load_some(at, t.size - k); });
-#pragma GCC unroll 6
-  for (int i = 0; i < R * O; i += 4) {
-    const Vector four = lanes(sum + i);
-#pragma GCC unroll 4
-    for (int j = i; j < i + 4 && j < R * O; ++j) {
-      float* at = t.y + j / O * t.y_step + j % O;
-      *at = t.first ? four[j - i] : *at + four[j - i];
-    }
-  }
-}
-
-// `run` for a number of rows up to R.
-template <int R, int O>
-inline void run_rows(int64_t rows, const Tile& t) {
-  if constexpr (R > 1) {
-    if (rows < R) return run_rows<R - 1, O>(rows, t);
-  }
-  run<R, O>(t);
-}
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // A matrix of floats.
 struct Floats {
@@ -314,31 +203,6 @@ struct Product {
   }
 };
 
-// Shares `outputs` out to XLA's own threads, by multiples of `Step`. A share that no other thread has begun is the caller's,
-// so that it waits for none that is busy elsewhere.
-template <int Step, typename Work>
-void share_out(ffi::ThreadPool& pool, int64_t outputs, int64_t size, Work work) {
-  const int64_t threads = std::min<int64_t>(std::max<int64_t>(pool.num_threads(), 1), size / kShare);
-  if (threads <= 1) return work.run(0, outputs);
-  const int64_t even = (outputs + 4 * threads - 1) / (4 * threads);
-  const int64_t step = (even + Step - 1) / Step * Step;
-  const int64_t shares = (outputs + step - 1) / step;
-  struct Counts {
-    std::atomic<int64_t> begun{0}, done{0};
-  };
-  auto counts = std::make_shared<Counts>();
-  auto take = [=] {
-    for (int64_t i; (i = counts->begun.fetch_add(1)) < shares;) {
-      work.run(i * step, std::min(outputs, (i + 1) * step));
-      counts->done.fetch_add(1);
-    }
-  };
-  for (int64_t i = 1; i < threads; ++i) pool.Schedule(std::function<void()>(take));
-  take();
-  for (int spins = 0; counts->done.load() < shares; ++spins)
-    if (spins > 1000) std::this_thread::yield();
-}
-
 ffi::Error float_product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w,
                          ffi::ResultBuffer<ffi::F32> y) {
   const int64_t R = x.dimensions()[0], K = x.dimensions()[1], O = w.dimensions()[0];
@@ -379,28 +243,27 @@ ffi::Error group_product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Any
 }
 
 // R is any number here: a pass over a prompt and one over a token round rows alike.
-ffi::Error rounded_product(ffi::ThreadPool pool, ffi::Buffer<ffi::S8> x, ffi::Buffer<ffi::F32> unit,
-                           ffi::AnyBuffer low, ffi::AnyBuffer high, ffi::AnyBuffer scale,
-                           ffi::AnyBuffer offset, ffi::AnyBuffer scale_steps,
-                           ffi::AnyBuffer offset_steps, int64_t zero,
+ffi::Error rounded_product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer low,
+                           ffi::AnyBuffer high, ffi::AnyBuffer scale, ffi::AnyBuffer offset,
+                           ffi::AnyBuffer scale_steps, ffi::AnyBuffer offset_steps, int64_t zero,
                            ffi::ResultBuffer<ffi::F32> y) {
-  const int64_t R = x.dimensions()[0], K = x.dimensions()[1], O = scale.dimensions()[0];
+  const int64_t R = x.dimensions()[0], K = x.dimensions()[1], O = y->dimensions()[1];
   auto columns = [](const ffi::AnyBuffer& b) { return static_cast<int64_t>(b.dimensions()[1]); };
   auto steps = [&](const ffi::AnyBuffer& b) {
     return columns(b) ? static_cast<const int8_t*>(b.untyped_data()) : nullptr;
   };
-  const bool eight = columns(low) == K;
+  const bool eight = low.dimensions()[2] == 8;
   const rounded::Matrix w{
       .inputs = K,
       .outputs = O,
-      .low = static_cast<const uint8_t*>(low.untyped_data()),
+      .low = static_cast<const uint32_t*>(low.untyped_data()),
       .high = static_cast<const uint32_t*>(high.untyped_data()),
       .scale = static_cast<const Half*>(scale.untyped_data()),
       .offset = static_cast<const Half*>(offset.untyped_data()),
       .scale_steps = steps(scale_steps),
       .offset_steps = steps(offset_steps),
       .scales = columns(scale),
-      .bits = eight ? 8 : static_cast<int>(4 + columns(high) * 32 / K),
+      .bits = eight ? 8 : static_cast<int>(4 + columns(high) * kGroup / K),
       .zero = static_cast<int>(zero) + (eight ? rounded::kMore : 0),
       .halves = columns(scale_steps) * 16 == K,
       .shifted = columns(offset) > 0,
@@ -410,10 +273,9 @@ ffi::Error rounded_product(ffi::ThreadPool pool, ffi::Buffer<ffi::S8> x, ffi::Bu
   for (int64_t r = 0; r < R; r += rounded::kRows) {
     const int64_t rows = std::min(R - r, rounded::kRows);
     share_out<1>(pool, K / kGroup, rows * K,
-                 rounded::Rows{x.typed_data() + r * K, unit.typed_data() + r * K / kGroup,
-                               groups.data(), rows, K, w.zero, w.halves});
-    share_out<rounded::kLanes>(
-        pool, O, O * K, rounded::Product{groups.data(), w, y->typed_data() + r * O, rows});
+                 rounded::Rows{x.typed_data() + r * K, groups.data(), rows, K, w.zero, w.halves});
+    share_out<rounded::kPanel>(pool, O, O * K,
+                               rounded::Product{groups.data(), w, y->typed_data() + r * O, rows});
   }
   return ffi::Error::Success();
 }
@@ -443,7 +305,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(GroupProduct, group_product,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(RoundedProduct, rounded_product,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::S8>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()

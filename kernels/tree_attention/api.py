@@ -9,12 +9,13 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from specjax import checks, switches
+from specjax.kernels import compiled
 from specjax.kernels.platform import device, mesh_axis, platform
-from specjax.kernels.tree_attention import config, pallas_tpu, reference, xla
+from specjax.kernels.tree_attention import config, cpu, pallas_tpu, reference, xla
 from specjax.kernels.tree_attention.quantised import Cached, Quantised
 from specjax.kernels.tree_attention.reference import Result
 
-Implementation = Literal["reference", "xla", "pallas_tpu", "pallas_gpu"]
+Implementation = Literal["reference", "xla", "cpu", "pallas_tpu", "pallas_gpu"]
 FULL = config.GPU_TILE  # rows of a head from which the GPU kernel is taken unasked
 
 
@@ -29,6 +30,20 @@ class Served:
   result: Result
   implementation: Implementation = dataclasses.field(metadata={"static": True})
   passed_over: tuple[tuple[Implementation, str], ...] = dataclasses.field(metadata={"static": True})
+
+
+def _cpu_refusal(q: Array, k_cache: Cached, prefix: Array) -> str | None:
+  if platform() != "cpu":
+    return f"the platform is {platform()}, not cpu"
+  if jax.device_count() > 1:
+    return f"there are {jax.device_count()} devices, not 1"
+  if isinstance(k_cache, Quantised) or prefix.dtype == bool:
+    return "it reads the first rows of a cache that is not quantised"
+  if not q.dtype == k_cache.dtype == jnp.float32:
+    return f"nodes are {q.dtype} and the cache {k_cache.dtype}, not both float32"
+  if q.shape[-1] % cpu.LANES:
+    return f"heads are {q.shape[-1]} wide, no multiple of {cpu.LANES}"
+  return None if compiled.available() else "no C++ compiler has made it"
 
 
 def _tpu_refusal(q: Array, k_cache: Cached) -> str | None:
@@ -66,18 +81,23 @@ def _gpu_refusal(q: Array, k_cache: Cached, prefix: Array) -> str | None:
 
 def refusals(q: Array, k_cache: Cached, prefix: Array) -> dict[Implementation, str | None]:
   """For each kernel why it cannot serve such a call here, or None; see `tree_attention`."""
-  return {"pallas_tpu": _tpu_refusal(q, k_cache), "pallas_gpu": _gpu_refusal(q, k_cache, prefix)}
+  return {
+    "cpu": _cpu_refusal(q, k_cache, prefix),
+    "pallas_tpu": _tpu_refusal(q, k_cache),
+    "pallas_gpu": _gpu_refusal(q, k_cache, prefix),
+  }
 
 
 def default_implementation(q: Array, k_cache: Cached, prefix: Array) -> Implementation:
-  """The TPU kernel where it serves, the GPU kernel where its tiles are full too, else XLA.
+  """The kernel of the platform where it serves, that of GPUs where its tiles are full, else XLA.
 
   On an H100 a single node over few cached rows takes the GPU kernel half as long again as XLA, and
   64 nodes take it a quarter to all of XLA's time (`docs/kernels.md`).
   """
   reasons = refusals(q, k_cache, prefix)
-  if reasons["pallas_tpu"] is None:
-    return "pallas_tpu"
+  for name in ("cpu", "pallas_tpu"):
+    if reasons[name] is None:
+      return name
   return "pallas_gpu" if reasons["pallas_gpu"] is None and _rows(q, k_cache) >= FULL else "xla"
 
 
@@ -89,15 +109,17 @@ def _rows(q: Array, k_cache: Cached) -> int:
 def reads_blocks(q: Array, k_cache: Cached, prefix: Array) -> bool:
   """Whether a cache [B, K, S, C] is better read in blocks than by one product.
 
-  One product is better where the cache is a block or two, and on GPU where the kernel does not
-  serve, since XLA asks the host before each block. With one key/value head, XLA would multiply a
-  batch and a single row by different methods, so that their bits would differ: blocks are not used
-  there either.
+  On one CPU the kernel always is, since it does in one call what XLA does in ten. Elsewhere one
+  product is better where the cache is a block or two, and on GPU where the kernel does not serve,
+  since XLA asks the host before each block. With one key/value head, XLA would multiply a batch and
+  a single row by different methods, so that their bits would differ: it does not read blocks there
+  either.
   """
   K, S = jax.tree.leaves(k_cache)[0].shape[1:3]
-  if platform() == "gpu" and default_implementation(q, k_cache, prefix) != "pallas_gpu":
+  by = default_implementation(q, k_cache, prefix)
+  if platform() == "gpu" and by != "pallas_gpu":
     return False
-  return K > 1 and S > 512
+  return by == "cpu" or (K > 1 and S > 512)
 
 
 def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> None:
@@ -182,6 +204,8 @@ def tree_attention(
     shape = config.AttentionShape.of(q, k_cache)
     tree = (k_tree, v_tree, tree_mask, scale)
     size = block or config.block(implementation, shape)
+    if implementation == "cpu":
+      return cpu.tree_attention(q, k_cache, v_cache, prefix, *tree)
     if implementation == "pallas_tpu":
       return pallas_tpu.tree_attention(q, k_cache, v_cache, prefix, *tree, block=size)
     if implementation == "pallas_gpu":

@@ -20,6 +20,7 @@ from specjax.models import lora
 from specjax.models.config import Config
 from specjax.models.groups import Groups
 from specjax.models.int8 import Int8
+from specjax.models.panels import Panels
 from specjax.models.skipping.first import ROUTERS, Routers
 from specjax.sampling import new_key
 
@@ -54,7 +55,7 @@ def load(directory: str | pathlib.Path, config: Config, params: Params) -> Param
   keys = {"skipping", "rank", "base", trained_for.KEY}
   harmless.known_keys(found, f"{directory}/config.json", keys, {})
   rank = checks.fields_of(found, {"rank": int}, f"{directory}/config.json", ["rank"])["rank"]
-  if isinstance(params["params"]["layer_0"].get("qkv"), Int8 | Groups | None):
+  if isinstance(params["params"]["layer_0"].get("qkv"), Int8 | Groups | Panels | None):
     raise ValueError(
       "routers change float weights on one device: with them `weights` must be 'float' and `mesh` "
       "None, see `Model.on`."

@@ -22,7 +22,6 @@ from jax.typing import DTypeLike
 from specjax.kernels import skinny
 
 GROUP = 32  # numbers whose low bits lie together
-_LEAST = 16  # outputs that the kernel of rounded rows takes at once
 
 
 @jax.tree_util.register_dataclass
@@ -146,50 +145,36 @@ def with_rounding(params: Any) -> Any:
   return jax.tree.unflatten(structure, changed)
 
 
-def _steps(x: Array) -> tuple[Array, Array]:
-  """x f32[..., K] as whole numbers i8[..., K] of steps f32[..., K / 32]: 127 for the largest of 32.
-
-  The error is at most half a step.
+@jax.custom_jvp
+def rounded(x: Array) -> Array:
+  """x [..., K] rounded to 8 bits, of each 32 to 127 steps of the largest of them; the error is at
+  most half a step. The gradient passes as if nothing were rounded.
   """
-  parts = x.reshape(*x.shape[:-1], -1, GROUP)
+  parts = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, GROUP)
   # As bits, which order magnitudes alike: XLA for CPUs may leave NaN out of a maximum of floats.
-  bits = lax.bitcast_convert_type(jnp.abs(parts), jnp.int32).max(-1)
+  bits = lax.bitcast_convert_type(jnp.abs(parts), jnp.int32).max(-1, keepdims=True)
   step = lax.bitcast_convert_type(bits, jnp.float32) * np.float32(1 / 127)
   tiny = jnp.finfo(jnp.float32).tiny
   step = jnp.where(step < tiny, tiny, step)
-  return jnp.round(parts / step[..., None]).astype(jnp.int8).reshape(x.shape), step
-
-
-@jax.custom_jvp
-def rounded(x: Array) -> Array:
-  """x [..., K] rounded to 8 bits, 32 by 32; the gradient passes as if it were not."""
-  numbers, step = _steps(x.astype(jnp.float32))
-  return (numbers.astype(jnp.float32) * jnp.repeat(step, GROUP, axis=-1)).astype(x.dtype)
+  return (jnp.round(parts / step) * step).astype(x.dtype).reshape(x.shape)
 
 
 rounded.defjvps(lambda dx, _, x: dx)
 
 
 def is_served(x: Array, w: Groups) -> bool:
-  """Whether `product` takes x [..., K]: on one CPU up to 32 rows of float32, or any if rounded.
+  """Whether `product` takes x [..., K]: on one CPU up to 32 rows of float32, none to be rounded.
 
   Elsewhere XLA widens the matrix first.
   """
-  if w.rounds:
-    return w.dtype == jnp.float32 and w.shape[0] >= _LEAST and skinny.serves_rounded(x)
-  return w.dtype == jnp.float32 and skinny.serves_groups(x)
+  return not w.rounds and w.dtype == jnp.float32 and skinny.serves_groups(x)
 
 
 @jax.custom_jvp
 def product(x: Array, w: Groups) -> Array:
   """x [..., K] times w [O, K] -> [..., O], by way of the few bits; the gradient is that of x."""
   fields = (w.low, w.high, w.scale, w.offset, w.scale_steps, w.offset_steps, w.zero)
-  rows = x.reshape(-1, x.shape[-1])
-  if w.rounds:
-    y = skinny.rounded_product(*_steps(rows), *fields)
-  else:
-    y = skinny.group_product(rows, *fields)
-  return y.reshape(*x.shape[:-1], -1)
+  return skinny.group_product(x.reshape(-1, x.shape[-1]), *fields).reshape(*x.shape[:-1], -1)
 
 
 @product.defjvp

@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from specjax.kernels import skinny
 from specjax.kernels.platform import platform
-from specjax.models import bfloat16, groups, int8
+from specjax.models import bfloat16, groups, int8, panels
 from specjax.models.bfloat16 import Bfloat16
 from specjax.models.groups import Groups
 from specjax.models.int8 import Int8
 from specjax.models.lora import Gated, weight
+from specjax.models.panels import Panels
 from specjax.models.products import product, turned
 from specjax.models.weights import Matrix, dense
 
@@ -26,6 +28,10 @@ def linear(x: Array, w: Matrix | Gated) -> Array:
     return int8.product(x, w)
   if isinstance(w, Bfloat16):
     return bfloat16.product(x, w)
+  if isinstance(w, Panels):
+    if skinny.serves_rounded(x):
+      return panels.product(x, w)
+    w = panels.unpacked(w)
   if isinstance(w, Groups):
     if groups.is_served(x, w):
       return groups.product(x, w)
@@ -78,7 +84,7 @@ def _gated(x: Array, w: Gated) -> Array:
 class Fused(NamedTuple):
   """Weights that multiply one input: one array [sum of `rows` (static), ...], or an array each.
 
-  Those of a product may be `Bfloat16`, `Int8`, `Groups` or `Gated`.
+  Those of a product may be `Bfloat16`, `Int8`, `Groups`, `Panels` or `Gated`.
   """
 
   rows: tuple[int, ...]
@@ -125,9 +131,11 @@ def take(w: Matrix, ids: Array) -> Matrix:
   """The rows [..., E] of w [V, E] at ids i32[...]."""
   if isinstance(w, Bfloat16):
     return w.take(ids)
+  if isinstance(w, Panels):
+    return panels.packed(w.rows(ids))
   return jax.tree.map(lambda x: jnp.take(x, ids, axis=0), w)
 
 
 def lookup(w: Matrix, ids: Array) -> Array:
   """The values of the rows [..., E] of w [V, E] at ids i32[...]."""
-  return dense(take(w, ids))
+  return dense(w.rows(ids) if isinstance(w, Panels) else take(w, ids))

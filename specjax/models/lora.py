@@ -19,6 +19,7 @@ from jax import Array
 
 from specjax.base import Params
 from specjax.models.groups import Groups
+from specjax.models.panels import Panels
 from specjax.models.sharding import apart
 
 
@@ -47,7 +48,7 @@ class Gated:
 def weight(module: nn.Module, name: str, init: Callable, shape: tuple[int, ...]) -> Any:
   """A parameter [out, in] of a module; Flax would refuse shapes that a gated one's arrays have."""
   held: Any = module.get_variable("params", name)
-  return held if isinstance(held, Gated | Groups) else module.param(name, init, shape)
+  return held if isinstance(held, Gated | Groups | Panels) else module.param(name, init, shape)
 
 
 def start(key: Array, frozen: Params, rank: int) -> Params:

@@ -10,12 +10,13 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from specjax import checks
-from specjax.models import groups
+from specjax.models import groups, panels
 from specjax.models.bfloat16 import Bfloat16, rounded
 from specjax.models.groups import GROUP, Groups
 from specjax.models.int8 import Int8, quantise
+from specjax.models.panels import Panels
 
-Matrix = Array | Bfloat16 | Int8 | Groups
+Matrix = Array | Bfloat16 | Int8 | Groups | Panels
 """A weight [..., out, in], as `linear` and `lookup` take it."""
 
 WEIGHTS = ("float", "bfloat16", "int8", "int4", "native")
@@ -51,6 +52,8 @@ def dense(w: Matrix) -> Array:
   """The values of a weight."""
   if isinstance(w, Bfloat16):
     return w.rows.astype(w.dtype)
+  if isinstance(w, Panels):
+    w = panels.unpacked(w)
   if isinstance(w, Groups):
     return groups.dense(w)
   if not isinstance(w, Int8):
@@ -61,5 +64,5 @@ def dense(w: Matrix) -> Array:
 
 def count_parameters(params: Any) -> int:
   """Numbers of a tree of weights, each once: neither scales nor a second form of rows count."""
-  kept = jax.tree.leaves(params, is_leaf=lambda w: isinstance(w, Bfloat16 | Int8 | Groups))
+  kept = jax.tree.leaves(params, is_leaf=lambda w: isinstance(w, Bfloat16 | Int8 | Groups | Panels))
   return sum(math.prod(w.shape) for w in kept)

@@ -29,6 +29,7 @@ from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
 from specjax.models.fitted import fitted
 from specjax.models.groups import with_rounding
+from specjax.models.panels import laid_out
 from specjax.models.skipping import Skipping
 from specjax.models.weights import ACTIVATIONS, WEIGHTS, count_parameters
 from specjax.names.build.skipping import skipping as named_skipping
@@ -340,7 +341,7 @@ def load(
   if activations == "int8":
     if not (params := with_rounding(found.params)):
       checks.refuse("activations", activations, f"float for {name}, whose file has no few bits")
-    found = found._replace(params=params)
+    found = found._replace(params=params if mesh else laid_out(params))
   model = Model(name, **found._asdict(), dtype=dtype, weights=weights, activations=activations)
   if template is not None:
     model = dataclasses.replace(model, template=_template(model, template))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.kernels.tree_attention import pallas_tpu, reference, xla
+from specjax.kernels.tree_attention import cpu, pallas_tpu, reference, xla
 
 BLOCK = 128
 SHAPES = [  # B, K, G, N, S, C, lengths
@@ -83,6 +83,9 @@ def run(name, arguments, block=BLOCK, interpret=True):
   if name == "pallas_tpu":
     options |= {"block": block, "interpret": interpret}
     f = pallas_tpu.tree_attention
+  elif name == "cpu":
+    arguments = (*arguments, options["scale"])
+    return jax.block_until_ready(jax.jit(cpu.tree_attention, static_argnums=7)(*arguments))
   else:
     f = reference.tree_attention
     if name == "xla":

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.kernels import skinny
-from specjax.kernels.skinny import build
+from specjax.kernels import compiled, skinny
 from specjax.models.linear import linear
 
 # R, K, O: one number; no whole register, tile or thread's share; several pieces of K.
@@ -19,7 +18,7 @@ SIZES = [(1, 1, 1), (5, 37, 11), (32, 800, 141), (13, 1555, 66), (3, 2304, 24)]
 
 @pytest.fixture(scope="module")
 def product():
-  if not build.available():
+  if not compiled.available():
     pytest.skip("there is no C++ compiler")
   return jax.jit(skinny.product)
 
@@ -68,24 +67,24 @@ def test_derivatives_and_batches(product):
   ],
 )  # fmt: skip
 def test_which_products_are_served(x, w, devices, served, monkeypatch):
-  monkeypatch.setattr(build, "available", lambda: True)
+  monkeypatch.setattr(compiled, "available", lambda: True)
   monkeypatch.setattr(jax, "device_count", lambda: devices)
   for dtype in (jnp.float32, jnp.bfloat16):
     both = jnp.zeros(x, dtype), jnp.zeros(w, dtype)
     program = str(jax.make_jaxpr(lambda x, w: linear(x, w))(*both))  # traced anew
-    assert (build.FLOATS in program) == (served and dtype == jnp.float32)
+    assert (compiled.FLOATS in program) == (served and dtype == jnp.float32)
 
 
 def test_without_a_compiler_it_says_so_once(monkeypatch, capsys):
-  build.available.cache_clear()
+  compiled.available.cache_clear()
   try:
     monkeypatch.setenv("CXX", "no-such-compiler -O1")
-    assert not build.available() and not build.available()
+    assert not compiled.available() and not compiled.available()
     said = capsys.readouterr().err
-    assert said == ("no C++ compiler is found (no-such-compiler): products of a few rows are left "
+    assert said == ("no C++ compiler is found (no-such-compiler): products and attention are left "
                     "to XLA, which takes longer.\n")  # fmt: skip
   finally:
-    build.available.cache_clear()
+    compiled.available.cache_clear()
 
 
 def fake_compiler(path, says: str) -> str:
@@ -105,12 +104,12 @@ def test_two_build_at_once_and_another_compiler_builds_anew(tmp_path, monkeypatc
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
   monkeypatch.setenv("CXX", fake_compiler(tmp_path / "one", "one"))
   with ThreadPoolExecutor(2) as pool:
-    made = [task.result() for task in [pool.submit(build.compiled) for _ in range(2)]]
+    made = [task.result() for task in [pool.submit(compiled.library) for _ in range(2)]]
   assert made[0] == made[1] and made[0].read_text() == "first"
   assert os.listdir(made[0].parent) == [made[0].name]
   fake_compiler(tmp_path / "one", "other")
-  assert build.compiled() != made[0]
+  assert compiled.library() != made[0]
   monkeypatch.setenv("CXX", f"{tmp_path / 'one'} -broken")
   with pytest.raises(OSError, match="one fails: error: broken"):
-    build.compiled()
+    compiled.library()
   assert len(os.listdir(made[0].parent)) == 2

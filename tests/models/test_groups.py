@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.kernels import skinny
-from specjax.kernels.skinny import build
+from specjax.kernels import compiled, skinny
 from specjax.models import groups, sharding
 from specjax.models.config import Config
 from specjax.models.linear import linear, lookup
@@ -88,7 +87,7 @@ def test_values_rows_and_outputs(bits):
 
 @pytest.mark.parametrize("bits", [4, 5, 6, 8])
 def test_the_product_of_few_bits_is_that_of_the_values(bits):
-  if not build.available():
+  if not compiled.available():
     pytest.skip("there is no C++ compiler")
   x = np.random.default_rng(1).normal(size=(32, 1280)).astype(np.float32)
   w = random_groups(37, 1280, bits)
@@ -105,54 +104,6 @@ def rounded_rows(x: np.ndarray) -> np.ndarray:
   step = np.maximum(np.abs(parts).max(-1) * np.float32(1 / 127), np.finfo(np.float32).tiny)
   whole = np.round(parts / step[..., None]).astype(np.float64)
   return (whole * step[..., None]).reshape(x.shape)
-
-
-@pytest.mark.parametrize("served", [True, False])
-@pytest.mark.parametrize("bits", [4, 5, 6, 8])
-def test_products_of_8_bits(bits, served, monkeypatch):
-  if served and not build.available():
-    pytest.skip("there is no C++ compiler")
-  monkeypatch.setattr(skinny, "serves_rounded", lambda x: served)
-  w = groups.with_rounding(random_groups(37, 800 if bits == 8 else 1280, bits))
-  x = matrix(70, w.shape[1])
-  exact, wide = rounded_rows(x), values(w)
-  np.testing.assert_allclose(groups.rounded(x), exact, rtol=1e-6)
-  near = 2e-6 * (np.abs(exact) @ np.abs(wide).T)
-  assert (np.abs(linear(x, w) - exact @ wide.T) <= near).all()
-  dx = jax.grad(lambda x: linear(x, w).sum())(x[:2])
-  np.testing.assert_allclose(dx, jnp.broadcast_to(dense(w).sum(0), dx.shape), rtol=1e-3, atol=0.1)
-
-
-@pytest.mark.parametrize("bits", [4, 5, 6, 8])
-def test_rows_of_8_bits_are_independent_of_each_other_and_of_their_number(bits):
-  if not build.available():
-    pytest.skip("there is no C++ compiler")
-  product = jax.jit(groups.product)
-  w = groups.with_rounding(random_groups(150, 1280, bits))
-  x = np.random.default_rng(1).normal(size=(70, 1280)).astype(np.float32)
-  together = np.asarray(product(x, w))
-  for R in (1, 2, 5, 15, 16, 17, 32):
-    for first in range(0, 70 - R, 7):
-      np.testing.assert_array_equal(product(x[first : first + R], w), together[first : first + R])
-  x[3], x[7, 5], x[20, 1279], x[21] = 0, np.nan, np.inf, 3e38
-  odd = np.asarray(product(x, w))
-  np.testing.assert_array_equal(odd[3], 0)
-  assert np.isnan(odd[7]).all() and not np.isfinite(odd[20]).any()
-  others = np.setdiff1d(np.arange(70), [3, 7, 20, 21])
-  np.testing.assert_array_equal(odd[others], together[others])
-
-
-@pytest.mark.slow
-def test_drafts_change_no_token_of_a_model_that_rounds(monkeypatch):
-  """The tree has as many rows as plain decoding has not, and prompts have more than either."""
-  monkeypatch.setattr(skinny, "serves_rounded", lambda x: build.available())
-  model = specjax.load(weights="int4", activations="int8")
-  assert model.label == f"{model.name}, int4 weights, int8 activations"
-  prompts = ["Tom has 3 apples and buys 4 more apples. How many apples", "Anna has 12 pens."]
-  plain = specjax.Decoder(model, batch=2)(prompts, 32)
-  for name in ("prompt_lookup-6", "eagle/dynamic-8,depth=3,beam=3"):
-    drafted = specjax.Decoder(model, name, batch=2)(prompts, 32)
-    assert [r.tokens for r in drafted] == [r.tokens for r in plain]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The library behind the products: compiled at first use, by the machine's compiler for itself.
+"""The kernels in C++ for CPUs: compiled at first use, by the machine's compiler for itself.
 
 It is kept, so that only the first run waits seconds for it.
 """
@@ -19,11 +19,13 @@ import jaxlib
 
 from specjax import fingerprint
 
-SOURCE = pathlib.Path(__file__).with_name("skinny.cc")
-_TEXTS = [SOURCE.read_text(), SOURCE.with_name("rounded.h").read_text()]
-# Programs name their products so: those that were compiled for another source do not run.
-FLOATS, GROUPS, ROUNDED = (
-  f"specjax_skinny_{kind}_{fingerprint.digest(_TEXTS)}" for kind in ("floats", "groups", "rounded")
+_HERE = pathlib.Path(__file__).parent
+SOURCES = [_HERE / "skinny" / "skinny.cc", _HERE / "tree_attention" / "attention.cc"]
+_TEXTS = [x.read_text() for x in (*SOURCES, _HERE / "cpu.h", _HERE / "skinny" / "rounded.h")]
+# Programs name their kernels so: those that were compiled for another source do not run.
+FLOATS, GROUPS, ROUNDED, ATTENTION = (
+  f"specjax_{kind}_{fingerprint.digest(_TEXTS)}"
+  for kind in ("product", "group_product", "rounded_product", "tree_attention")
 )
 _COMPILERS = ("g++", "clang++", "c++")
 _OPTIONS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-w")
@@ -46,7 +48,7 @@ def _run(command: list[str]) -> str:
   return done.stdout
 
 
-def compiled() -> pathlib.Path:
+def library() -> pathlib.Path:
   """The library's file. OSError where it can neither be found nor made, as the message says.
 
   Its name is a hash of the source, of jaxlib, and of the compiler's own macros, which say its
@@ -57,28 +59,30 @@ def compiled() -> pathlib.Path:
   macros = _run([*command, "-dM", "-E", "-x", "c++", os.devnull])
   key = fingerprint.digest([*_TEXTS, jaxlib.__version__, *command, *_OPTIONS, macros])
   folder = fingerprint.cache_dir() / "kernels"
-  path = folder / f"skinny-{key}.so"
+  path = folder / f"kernels-{key}.so"
   if not path.exists():
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as own:
       made = pathlib.Path(own) / path.name
-      _run([*command, *_OPTIONS, f"-I{jax.ffi.include_dir()}", str(SOURCE), "-o", str(made)])
+      include = f"-I{jax.ffi.include_dir()}"
+      _run([*command, *_OPTIONS, include, *map(str, SOURCES), "-o", str(made)])
       os.replace(made, path)
   return path
 
 
 @functools.cache
 def available() -> bool:
-  """Whether programs may name these products, which this registers; if not it says why."""
+  """Whether programs may name these kernels, which this registers; if not it says why."""
   try:
-    library = ctypes.CDLL(str(compiled()))
+    kernels = ctypes.CDLL(str(library()))
   except OSError as error:
-    print(f"{error}: products of a few rows are left to XLA, which takes longer.", file=sys.stderr)
+    print(f"{error}: products and attention are left to XLA, which takes longer.", file=sys.stderr)
     return False
-  for target, product in (
-    (FLOATS, library.FloatProduct),
-    (GROUPS, library.GroupProduct),
-    (ROUNDED, library.RoundedProduct),
+  for target, kernel in (
+    (FLOATS, kernels.FloatProduct),
+    (GROUPS, kernels.GroupProduct),
+    (ROUNDED, kernels.RoundedProduct),
+    (ATTENTION, kernels.TreeAttention),
   ):
-    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(product), platform="cpu")
+    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(kernel), platform="cpu")
   return True
