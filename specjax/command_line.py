@@ -5,11 +5,13 @@ answers at once.
 """
 
 import contextlib
+import dataclasses
+import difflib
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
 import tyro
 
@@ -22,6 +24,24 @@ def sentence(error: BaseException) -> str:
   if isinstance(error, OSError) and error.filename is not None:
     said = f"{error.filename!r}: {error.strerror}."
   return f"error: {' '.join(said.split()) or type(error).__name__}"
+
+
+def refuse(given: str, known: Sequence[str], what: str) -> NoReturn:
+  """Ends the process after a sentence: `given` is not among the `known`, but may be misspelt."""
+  near = difflib.get_close_matches(given, known, 1, 0.6)
+  meant = f" (did you mean {near[0]}?)" if near else ""
+  print(f"error: {what}, got {given!r}{meant}.", file=sys.stderr)
+  sys.exit(2)
+
+
+def _flags(options: Any) -> Iterator[str]:
+  """The options that a config has, as they are typed."""
+  for field in dataclasses.fields(options):
+    value = getattr(options, field.name)
+    if dataclasses.is_dataclass(value):
+      yield from _flags(value)
+    else:
+      yield f"--{field.name.replace('_', '-')}"
 
 
 def _keep_programs() -> None:
@@ -60,9 +80,17 @@ def run(
     markers: tyro's.
     default: a config whose values are the defaults.
   """
-  options = tyro.cli(
-    config, prog=prog, description=description, args=argv, config=markers, default=default
+  options, unknown = tyro.cli(
+    config,
+    prog=prog,
+    description=description,
+    args=argv,
+    config=markers,
+    default=default,
+    return_unknown_args=True,
   )
+  if unknown:
+    refuse(unknown[0], sorted(_flags(options)), "`option` must be one that --help lists")
   _keep_programs()
   from specjax import switches
 

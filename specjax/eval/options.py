@@ -1,7 +1,15 @@
 """The options of the measurements. The command line shares them, so this file imports no jax."""
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
+
+# For options whose sentence says what happens without them.
+SAID = tyro.conf.arg(help_behavior_hint="")
+Optional = Annotated[str | None, SAID]
+Words = Annotated[tuple[str, ...], SAID]
+Numbers = Annotated[tuple[int, ...], SAID]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,8 +26,8 @@ class _Measurement:
     repeats: times everything is decoded; medians count.
   """
 
-  prompts: str | None = None
-  limit: int | None = None
+  prompts: Optional = None
+  limit: Annotated[int | None, SAID] = None
   max_new_tokens: int = 128
   batch: int = 1
   temperature: float = 0.0
@@ -43,11 +51,11 @@ class Bench(_Measurement):
 
   drafters: tuple[str, ...] = ("prompt_lookup", "medusa")
   seed: int = 0
-  verifier: str | None = None
-  stop: tuple[int, ...] = ()
-  stop_words: tuple[str, ...] = ()
+  verifier: Optional = None
+  stop: Numbers = ()
+  stop_words: Words = ()
   tune: bool = False
-  verify_cost: bool = True
+  verify_cost: Annotated[bool, SAID] = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,8 +105,8 @@ class BenchServe:
 
   url: str = "http://127.0.0.1:8000/v1"
   key: str = "none"
-  model: str | None = None
-  prompts: str | None = None
+  model: Optional = None
+  prompts: Optional = None
   rates: tuple[float, ...] = (1.0, 2.0, 4.0)
   requests: int = 40
   max_new_tokens: int = 64

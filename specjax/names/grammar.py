@@ -231,7 +231,8 @@ def look_up(what: str, part: Part, *tables: Mapping[str, Any]) -> Any:
       return table[part.name]
   names = [name for table in tables for name in table]
   near = nearest(part.name, names)
-  raise ValueError(f"`{what}` must be one of {', '.join(names)}, got {part.name!r}{near}.")
+  accepted = "a name that `specjax list` shows" if near else f"one of {', '.join(names)}"
+  raise ValueError(f"`{what}` must be {accepted}, got {part.name!r}{near}.")
 
 
 def nearest(given: str, names: Sequence[str]) -> str:
