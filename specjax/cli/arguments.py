@@ -156,13 +156,13 @@ class Chat:
 @group
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Http:
-  """Who may ask, and where. There is no encryption: beyond this machine, put a proxy before it.
+  """Where the server listens, and who may ask. Without encryption: put a proxy in front of it.
 
   Attributes:
     host: address to listen at; 0.0.0.0 is every one of this machine.
     port: 0 takes any that is free.
     key: what clients must send as their key; by default none is asked for.
-    origins: web pages that may ask from a browser, such as https://example.org; * is all.
+    origins: web pages that may send requests from a browser, such as https://example.org; * is all.
   """
 
   host: str = "127.0.0.1"
@@ -177,8 +177,8 @@ class Serve:
 
   Attributes:
     drafter: how to guess, as for `generate`.
-    verifier: which guesses are kept; target_only says at a seed what plain sampling says, and at
-      temperature 0 what greedy decoding says.
+    verifier: which guesses are kept; with target_only the text of a seed is that of plain
+      sampling, and at temperature 0 that of greedy decoding.
     stop: ids of tokens that end every answer, besides the model's own and a request's.
     stop_words: texts that end every answer, as for `generate`.
     batch: requests decoded together.
@@ -299,7 +299,7 @@ class Tune:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
-  """Say how much of a device's memory a decoder needs, and which batch fits, before it runs.
+  """Predict how much of a device's memory a decoder needs, and the largest batch that fits.
 
   Attributes:
     drafter: how to guess, as for `generate`.

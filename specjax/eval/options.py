@@ -60,7 +60,7 @@ class Bench(_Measurement):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tune(_Measurement):
-  """Among what a draft is chosen, and on what.
+  """Which drafts are tried, and on which prompts.
 
   Attributes:
     drafters: named whole, such as prompt_lookup-8 or "prompt_lookup|eagle3-8", each is one draft;
@@ -73,8 +73,8 @@ class Tune(_Measurement):
       skipped_layers searches which sublayers the target's own drafts leave out.
     temperature: of the distribution; more than 0 for sequoia.
     batch: prompts decoded together, for which the choice is made.
-    decode: how many fixed trees of a head are decoded by each method, the most promising, each of
-      which compiles anew; None for all. One that changes with each round is decoded as well.
+    decode: how many fixed trees of a head each method decodes, the most promising ones; each is
+      compiled; in Python, None decodes all. A tree that changes in each round is decoded as well.
     tries: how many sets of sublayers skipped_layers tries.
   """
 
@@ -86,11 +86,11 @@ class Tune(_Measurement):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchServe:
-  """How requests arrive, and what is asked.
+  """How requests arrive, and what they ask.
 
   Attributes:
     url: of a server that speaks OpenAI's protocol.
-    key: what it asks for as a key.
+    key: the key that it asks for.
     model: what the server calls it; by default the first that it names.
     prompts: JSONL with `question`, `prompt` or `turns`; by default our own questions.
     rates: requests a second, one run each.
@@ -98,8 +98,8 @@ class BenchServe:
     max_new_tokens: budget of an answer.
     temperature: 0 is greedy.
     seed: of the arrivals, and of the answers' noise.
-    first: seconds within which a good answer begins.
-    between: seconds a token within which it goes on.
+    first: the most seconds before a good answer begins.
+    between: the most seconds per token of a good answer.
     seconds: time limit of an answer.
   """
 
