@@ -6,14 +6,15 @@ answers at once.
 
 import contextlib
 import dataclasses
-import difflib
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import tyro
+
+from specjax.names.spelling import nearest
 
 USER_ERRORS = (ValueError, FloatingPointError, OSError)
 
@@ -26,11 +27,9 @@ def sentence(error: BaseException) -> str:
   return f"error: {' '.join(said.split()) or type(error).__name__}"
 
 
-def refuse(given: str, known: Sequence[str], what: str) -> NoReturn:
+def refuse(given: str, known: Iterable[str], what: str) -> NoReturn:
   """Ends the process after a sentence: `given` is not among the `known`, but may be misspelt."""
-  near = difflib.get_close_matches(given, known, 1, 0.6)
-  meant = f" (did you mean {near[0]}?)" if near else ""
-  print(f"error: {what}, got {given!r}{meant}.", file=sys.stderr)
+  print(f"error: {what}, got {given!r}{nearest(given, known)}.", file=sys.stderr)
   sys.exit(2)
 
 
