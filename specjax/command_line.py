@@ -5,13 +5,16 @@ answers at once.
 """
 
 import contextlib
+import dataclasses
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn
 
 import tyro
+
+from specjax.names.spelling import nearest
 
 USER_ERRORS = (ValueError, FloatingPointError, OSError)
 
@@ -22,6 +25,22 @@ def sentence(error: BaseException) -> str:
   if isinstance(error, OSError) and error.filename is not None:
     said = f"{error.filename!r}: {error.strerror}."
   return f"error: {' '.join(said.split()) or type(error).__name__}"
+
+
+def refuse(given: str, known: Iterable[str], what: str) -> NoReturn:
+  """Ends the process after a sentence: `given` is not among the `known`, but may be misspelt."""
+  print(f"error: {what}, got {given!r}{nearest(given, known)}.", file=sys.stderr)
+  sys.exit(2)
+
+
+def _flags(options: Any) -> Iterator[str]:
+  """The options that a config has, as they are typed."""
+  for field in dataclasses.fields(options):
+    value = getattr(options, field.name)
+    if dataclasses.is_dataclass(value):
+      yield from _flags(value)
+    else:
+      yield f"--{field.name.replace('_', '-')}"
 
 
 def _keep_programs() -> None:
@@ -60,9 +79,17 @@ def run(
     markers: tyro's.
     default: a config whose values are the defaults.
   """
-  options = tyro.cli(
-    config, prog=prog, description=description, args=argv, config=markers, default=default
+  options, unknown = tyro.cli(
+    config,
+    prog=prog,
+    description=description,
+    args=argv,
+    config=markers,
+    default=default,
+    return_unknown_args=True,
   )
+  if unknown:
+    refuse(unknown[0], sorted(_flags(options)), "`option` must be one that --help lists")
   _keep_programs()
   from specjax import switches
 

@@ -1,6 +1,7 @@
 """The documentation is true: its code runs, its commands parse, what it names exists."""
 
 import ast
+import dataclasses
 import importlib.util
 import itertools
 import pathlib
@@ -144,9 +145,12 @@ def test_a_command_is_understood(words, monkeypatch, tmp_path):
     known = (ROOT / "tests/conftest.py").read_text()
     assert all(f'"{x}"' in known if x.startswith("-") else (ROOT / x).exists() for x in words[3:])
   else:
-    (options,) = parsed(words, monkeypatch, tmp_path)
+    (config,) = parsed(words, monkeypatch, tmp_path)
+    options = vars(config)
+    for group in filter(dataclasses.is_dataclass, vars(config).values()):
+      options = options | vars(group)
     for option in ("drafter", "drafters", "verifier", "processors", "policy", "methods"):
-      names = getattr(options, option, None) or ()
+      names = options.get(option) or ()
       for name in (names,) if isinstance(names, str) else names:
         for one in grammar.alternatives(name):
           grammar.parse(option, one)

@@ -150,7 +150,7 @@ def main(config: Config) -> None:
   summary = report.summary(config, about)
   order = sorted(heads, key=lambda k: heads[k]["figures"][SAME]["tau"])
   text = table.markdown([row(name, heads[name], config.nodes) for name in order])
-  kinds = {SAME: f"{config.nodes} nodes", OWN: "its own best tree"}
+  kinds = {SAME: f"{config.nodes} nodes", OWN: "the tree that tune chose"}
   report.publish(config, summary, text, {"bakeoff": speed.heads(summary, kinds)})
 
 

@@ -31,7 +31,7 @@ from specjax.models.attention import attend
 ON_CPU = jax.default_backend() == "cpu"
 WAYS = {  # label and colour of each
   "kernel": ("specjax, tree_attention", style.COLOURS[0]),
-  "dense": ("one product", style.PLAIN),
+  "dense": ("XLA's one product", style.PLAIN),
   "dot_product_attention": ("jax.nn.dot_product_attention", style.COLOURS[1]),
 }
 
@@ -121,8 +121,10 @@ def break_even(rows: list[dict], name: str) -> float | None:
 def picture(groups: dict[tuple[int, int], list[dict]], capacity: int) -> Figure:
   """Time over nodes, a panel for each batch size and length."""
   groups = {where: cells for where, cells in groups.items() if cells}
-  figure, panels = style.panels(4 * len(groups) + 2.6, 3.6, len(groups), shared=True)
-  for axes, ((B, length), cells) in zip(panels, groups.items(), strict=True):
+  columns = min(3, len(groups))
+  high = -(-len(groups) // columns)
+  figure, panels = style.panels(9, 2.6 * high + 0.5, columns, high, shared=True)
+  for axes, ((B, length), cells) in zip(panels, groups.items(), strict=False):
     nodes = [cell["nodes"] for cell in cells]
     for name in cells[0]["seconds"]:
       label, colour = WAYS[name]
@@ -130,13 +132,16 @@ def picture(groups: dict[tuple[int, int], list[dict]], capacity: int) -> Figure:
       axes.plot(nodes, each, "o-", color=colour, label=label, markersize=4)
     copy = [1e6 * cell["bytes"] / cell["copy_bytes_per_second"] for cell in cells]
     axes.plot(nodes, copy, ":", color=style.INK, label="a copy of the rows seen")
-    axes.set(yscale="log", xlabel="nodes")
+    axes.set(yscale="log")
     style.powers(axes, nodes)
-    axes.set_title(
-      f"batch {B}: {length} of {capacity or length} rows seen", loc="left", fontsize=11
-    )
-  panels[0].set_ylabel("microseconds a call")
-  style.legend(panels[-1])
+    rows = f"{length} rows" if capacity in (0, length) else f"{length} of {capacity} rows"
+    axes.set_title(f"batch {B}, {rows}", loc="left", fontsize=11)
+  for axes in panels[len(groups) :]:
+    axes.set_visible(False)
+  figure.supylabel("microseconds a call", fontsize=11)
+  figure.supxlabel("nodes", fontsize=11)
+  handles, labels = panels[0].get_legend_handles_labels()
+  figure.legend(handles, labels, loc="outside upper left", ncols=4, frameon=False, fontsize=10)
   return figure
 
 

@@ -1,86 +1,103 @@
-"""What each command of the command line takes; its docstrings are the help."""
+"""What each command of the command line takes; its docstrings are the help.
+
+A dataclass inside a command is a box of its help, whose options are typed without its name.
+"""
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from specjax.eval import options
+from specjax.eval.options import Numbers, Optional, Words
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Weights = Literal["float", "bfloat16", "int8", "int4", "native"]
 Activations = Literal["float", "int8"]
 Select = Literal["likelihood", "mbr", "first_finish"]
 
+group = tyro.conf.configure(tyro.conf.OmitArgPrefixes)
 
+
+@group
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-  """Which model, and how it lies in memory.
+class Model:
+  """Which model, and how it is kept in memory.
 
   Attributes:
     model: zoo name, directory, GGUF file, or name on Hugging Face's hub; by default the zoo's.
     revision: branch, tag or commit of a model on the hub.
     dtype: of the arithmetic, and of weights that --weights leaves as they are.
     weights: bfloat16 keeps matrices in 16 bits and multiplies in them; int8 keeps them in 8 bits
-      with a scale for each output, int4 in 4 with a scale and an offset for 32 inputs. Each has its
-      own texts. native keeps the few bits of a GGUF file, which changes nothing but memory and
-      time.
-    activations: int8 rounds what matrices of int4 or native multiply to 8 bits: quicker, with
-      texts of its own.
-    mesh: devices that share the rows of batches and the heads, as data=2,model=4; default: one.
-    skipping: layers that leave tokens out, such as skip_decode-6,span=128; LOSSY, with its own
-      texts.
+      with a scale for each output, int4 in 4 with a scale and an offset for 32 inputs. Each of
+      them may change the text. native keeps the few bits of a GGUF file, which changes nothing but
+      memory and time.
+    activations: int8 rounds what matrices of int4 or native multiply to 8 bits, which is quicker
+      and may change the text.
+    mesh: devices that share the rows of batches and the heads, as data=2,model=4; by default one.
+    skipping: layers that leave tokens out, such as skip_decode-6,span=128; LOSSY.
     template: chat template in place of the model's own: a name such as chatml, or a file in Jinja.
   """
 
-  model: str | None = None
-  revision: str | None = None
+  model: Optional = None
+  revision: Optional = None
   dtype: Dtype = "float32"
   weights: Weights = "float"
   activations: Activations = "float"
-  mesh: str | None = None
-  skipping: str | None = None
-  template: str | None = None
+  mesh: Optional = None
+  skipping: Optional = None
+  template: Optional = None
 
 
+@group
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Decode(ModelOptions):
-  """What both ways to decode prompts take.
+class Prompt:
+  """What is decoded, and how much of it.
 
   Attributes:
     prompt: one text.
-    prompts: JSONL file, or - for the standard input; a line has `prompt` (text), `tokens` (ids),
-      `question`, `turns`, `messages` or `conversations`.
+    prompts: JSONL file, or - for the standard input; a line has prompt (text), tokens (ids),
+      question, turns, messages or conversations.
     chat: write --prompt in the model's chat template, as a question.
     max_new_tokens: budget per prompt: new tokens, or slots after it.
+    stop: ids of tokens that end a text, besides the model's own.
+    batch: prompts decoded together.
+    json: print one JSON object per prompt and nothing else.
+  """
+
+  prompt: Optional = None
+  prompts: Optional = None
+  chat: bool = False
+  max_new_tokens: int = 128
+  stop: Numbers = ()
+  batch: int = 1
+  json: bool = False
+
+
+@group
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling:
+  """How tokens are drawn.
+
+  Attributes:
     temperature: 0 takes the likeliest token.
     top_k: keep the k most likely tokens; 0 keeps all.
     top_p: keep the most likely tokens up to this mass; 1 keeps all.
     min_p: drop tokens less likely than this share of the most likely; 0 keeps all.
     typical_p: keep the tokens of typical surprise up to this mass; 1 keeps all.
     seed: seed of the sampling noise.
-    stop: ids of tokens that end a text, besides the model's own.
-    batch: prompts decoded together.
-    json: print one JSON object per prompt and nothing else.
   """
 
-  prompt: str | None = None
-  prompts: str | None = None
-  chat: bool = False
-  max_new_tokens: int = 128
   temperature: float = 0.0
   top_k: int = 0
   top_p: float = 1.0
   min_p: float = 0.0
   typical_p: float = 1.0
   seed: int = 0
-  stop: tuple[int, ...] = ()
-  batch: int = 1
-  json: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Generate(Decode):
+class Generate:
   """Decode prompts.
 
   Attributes:
@@ -94,23 +111,26 @@ class Generate(Decode):
     stop_words: texts that end a text, and are cut off it; special tokens, too.
     cache: how the text is kept, such as int8 or keyformer-0.6; all but dense are LOSSY.
     best_of: samples of each prompt, of which one is shown.
-    select: the sample that is likeliest per token (the default), that agrees most with the others
-      (mbr), or that is the first to end, which needs --batch of as many.
+    select: which sample: the likeliest per token, which is the default; mbr, the one that agrees
+      most with the others; or the first to end, which needs --batch of as many.
   """
 
   drafter: str = "none"
-  verifier: str | None = None
+  verifier: Optional = None
   cache: str = "dense"
-  processors: tuple[str, ...] = ()
-  regex: str | None = None
-  json_schema: str | None = None
-  stop_words: tuple[str, ...] = ()
+  processors: Words = ()
+  regex: Optional = None
+  json_schema: Optional = None
+  stop_words: Words = ()
   best_of: int = 1
-  select: Select | None = None
+  select: Annotated[Select | None, options.SAID] = None
+  prompt: Prompt = Prompt()
+  sampling: Sampling = Sampling()
+  model: Model = Model()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Chat(ModelOptions):
+class Chat:
   """Talk with a model that has a chat template, line by line; /help lists what else can be typed.
 
   Attributes:
@@ -126,22 +146,39 @@ class Chat(ModelOptions):
   drafter: str = "none"
   temperature: float = 0.0
   max_new_tokens: int = 512
-  system: str | None = None
+  system: Optional = None
   seed: int = 0
-  stop: tuple[int, ...] = ()
-  stop_words: tuple[str, ...] = ()
+  stop: Numbers = ()
+  stop_words: Words = ()
+  model: Model = Model()
+
+
+@group
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Http:
+  """Where the server listens, and who may ask. Without encryption: put a proxy in front of it.
+
+  Attributes:
+    host: address to listen at; 0.0.0.0 is every one of this machine.
+    port: 0 takes any that is free.
+    key: what clients must send as their key; by default none is asked for.
+    origins: web pages that may send requests from a browser, such as https://example.org; * is all.
+  """
+
+  host: str = "127.0.0.1"
+  port: int = 8000
+  key: Optional = None
+  origins: Words = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Serve(ModelOptions):
+class Serve:
   """Answer OpenAI's protocol over HTTP, for chats and completions; needs specjax[serve].
-
-  There is no encryption: beyond this machine, put a proxy before it.
 
   Attributes:
     drafter: how to guess, as for `generate`.
-    verifier: which guesses are kept; target_only says at a seed what plain sampling says, and at
-      temperature 0 what greedy decoding says.
+    verifier: which guesses are kept; with target_only the text of a seed is that of plain
+      sampling, and at temperature 0 that of greedy decoding.
     stop: ids of tokens that end every answer, besides the model's own and a request's.
     stop_words: texts that end every answer, as for `generate`.
     batch: requests decoded together.
@@ -149,28 +186,22 @@ class Serve(ModelOptions):
       model, but not more than 4096.
     queue: requests that may wait; more are refused.
     seconds: time limit of an answer, waiting included.
-    host: address to listen at; 0.0.0.0 is every one of this machine.
-    port: 0 takes any that is free.
-    key: what clients must send as their key; by default none is asked for.
-    origins: web pages that may ask from a browser, such as https://example.org; * is all.
   """
 
   drafter: str = "none"
   verifier: str = "target_only"
-  stop: tuple[int, ...] = ()
-  stop_words: tuple[str, ...] = ()
+  stop: Numbers = ()
+  stop_words: Words = ()
   batch: int = 8
-  max_length: int | None = None
+  max_length: Annotated[int | None, options.SAID] = None
   queue: int = 64
   seconds: float = 300.0
-  host: str = "127.0.0.1"
-  port: int = 8000
-  key: str | None = None
-  origins: tuple[str, ...] = ()
+  http: Http = Http()
+  model: Model = Model()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Denoise(Decode):
+class Denoise:
   """Fill texts with a masked diffusion model.
 
   Attributes:
@@ -181,12 +212,46 @@ class Denoise(Decode):
   """
 
   policy: str = "threshold"
-  max_new_tokens: int = 16
-  picture: str | None = None
+  picture: Optional = None
+  prompt: Prompt = Prompt(max_new_tokens=16)
+  sampling: Sampling = Sampling()
+  model: Model = Model()
+
+
+@group
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measure(options.Bench):
+  """What is decoded, beside plain decoding.
+
+  Attributes:
+    max_new_tokens: budget per prompt; by default 128, for parallelbench 16.
+  """
+
+  max_new_tokens: Annotated[int | None, options.SAID] = None  # type: ignore[assignment]  # the suite decides
+
+
+@group
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Denoising:
+  """For --suite parallelbench, which does not read --drafters, --prompts and --verifier.
+
+  Attributes:
+    methods: denoising policies, such as threshold-0.9/dual or learned/end_of_text_prediction.
+    published: file or directory of questions in ParallelBench's layout, in place of ours.
+    tasks: names such as copy and shuffle; by default the ten of ParallelBench's waiting line.
+    lengths: how long the lists are.
+  """
+
+  methods: tuple[str, ...] = ("confidence", "threshold", "factor")
+  published: Optional = None
+  tasks: Annotated[
+    tuple[str, ...] | None, tyro.conf.arg(metavar="[STR [STR ...]]", help_behavior_hint="")
+  ] = None
+  lengths: tuple[int, ...] = (3, 4, 5, 6)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Bench(options.Bench, ModelOptions):
+class Bench:
   """Measure methods beside plain decoding, on the same prompts, in one run.
 
   An option that the suite does not read is refused.
@@ -195,25 +260,16 @@ class Bench(options.Bench, ModelOptions):
     suite: prompts or specbench, for an autoregressive model; or parallelbench: operations on lists,
       for a masked diffusion model, by default the zoo's. specbench asks Spec-Bench's questions with
       their turns: --prompts is their file, by default ../shared/data/spec_bench.jsonl beside the
-      checkout, --limit takes evenly from categories, and a run that was killed goes on.
-      parallelbench does not read --drafters, --prompts and --verifier, and its --limit counts
-      questions per task and length.
-    methods: denoising policies for parallelbench, such as threshold-0.9/dual or
-      learned/end_of_text_prediction.
-    published: file or directory of questions in ParallelBench's layout, in place of ours.
-    tasks: names such as copy and shuffle; by default the ten of ParallelBench's waiting line.
-    lengths: how long the lists are.
-    max_new_tokens: budget per prompt; by default 128, for parallelbench 16.
+      checkout, --limit takes evenly from categories, and a run that was stopped goes on. For
+      parallelbench --limit counts questions per task and length.
     out: directory for results.jsonl, summary.json, table.md and the plots.
   """
 
-  max_new_tokens: int | None = None  # type: ignore[assignment]  # the suite decides
   suite: Literal["prompts", "specbench", "parallelbench"] = "prompts"
-  methods: tuple[str, ...] = ("confidence", "threshold", "factor")
-  published: str | None = None
-  tasks: tuple[str, ...] | None = None
-  lengths: tuple[int, ...] = (3, 4, 5, 6)
   out: str = "results/bench"
+  measure: Measure = Measure()
+  denoising: Denoising = Denoising()
+  model: Model = Model()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -228,7 +284,7 @@ class BenchServe(options.BenchServe):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tune(options.Tune, ModelOptions):
+class Tune:
   """Choose among drafters, and the size of their drafts, by speed on this machine.
 
   Attributes:
@@ -236,12 +292,14 @@ class Tune(options.Tune, ModelOptions):
       medusa/tree[FILE]); of skipped_layers for skipped.json (as in self_speculative[FILE]).
   """
 
+  measure: Annotated[options.Tune, tyro.conf.OmitArgPrefixes]
   out: str = "results/tune"
+  model: Model = Model()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Memory(ModelOptions):
-  """Say how much of a device's memory a decoder needs, and which batch fits, before it runs.
+class Memory:
+  """Predict how much of a device's memory a decoder needs, and the largest batch that fits.
 
   Attributes:
     drafter: how to guess, as for `generate`.
@@ -255,13 +313,14 @@ class Memory(ModelOptions):
   """
 
   drafter: str = "none"
-  verifier: str | None = None
+  verifier: Optional = None
   cache: str = "dense"
   temperature: float = 0.0
   batch: int = 1
   prompt_tokens: int = 128
   max_new_tokens: int = 128
-  budget: float | None = None
+  budget: Annotated[float | None, options.SAID] = None
+  model: Model = Model()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,8 +346,8 @@ class Convert:
   format: Literal["llama2c", "gguf", "hf", "head"]
   model: str
   out: str
-  tokenizer: str | None = None
-  target: str | None = None
+  tokenizer: Optional = None
+  target: Optional = None
   to: Literal[
     "specjax", "medusa", "hydra", "eagle", "eagle3", "mlp_speculator", "dflash", "mtp", "peagle"
   ] = "specjax"
@@ -311,9 +370,9 @@ class Corpus:
 
   data: str
   out: str
-  model: str | None = None
+  model: Optional = None
   field: str = "text"
-  limit: int | None = None
+  limit: Annotated[int | None, options.SAID] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,7 +383,7 @@ class List:
     what: one kind, such as heads, or one name; by default all.
   """
 
-  what: tyro.conf.Positional[tuple[str, ...]] = ()
+  what: tyro.conf.Positional[Words] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -336,5 +395,5 @@ class Info:
     revision: branch, tag or commit of a model on the hub.
   """
 
-  model: str | None = None
-  revision: str | None = None
+  model: Optional = None
+  revision: Optional = None

@@ -26,12 +26,13 @@ from specjax.cli.arguments import (
   Chat,
   Convert,
   Corpus,
-  Decode,
   Denoise,
   Generate,
   Info,
   List,
   Memory,
+  Prompt,
+  Sampling,
   Serve,
   Tune,
 )
@@ -56,7 +57,7 @@ JSON_KEYS = (
 )  # fmt: skip
 
 
-def _items(args: Decode, model):
+def _items(args: Prompt, model):
   """The prompts, after their checks."""
   if args.max_new_tokens < 1:
     raise ValueError(f"`max_new_tokens` must be at least 1, got {args.max_new_tokens}.")
@@ -71,7 +72,7 @@ def _items(args: Decode, model):
   return [item]
 
 
-def _sampling(args: Decode) -> SamplingParams:
+def _sampling(args: Sampling) -> SamplingParams:
   """How tokens are drawn.
 
   It says on stderr which options change nothing, for at temperature 0 the likeliest token wins.
@@ -85,55 +86,57 @@ def _sampling(args: Decode) -> SamplingParams:
 
 
 def run_generate(args: Generate) -> None:
-  model = load_model(args, True)
-  items = _items(args, model)
+  model = load_model(args.model, True)
+  items = _items(args.prompt, model)
   decoder = Decoder(
     model,
     args.drafter,
     args.verifier,
     processors=args.processors,
     cache=args.cache,
-    sampling=_sampling(args),
+    sampling=_sampling(args.sampling),
     regex=args.regex,
     json_schema=args.json_schema,
-    stop=args.stop,
+    stop=args.prompt.stop,
     stop_words=args.stop_words,
-    seed=args.seed,
-    batch=args.batch,
+    seed=args.sampling.seed,
+    batch=args.prompt.batch,
   )
   if args.best_of != 1:
     _run_best_of(args, items, decoder)
     return
   if args.select is not None:
     raise ValueError(f"--select {args.select} goes with --best-of.")
-  if len(items) == 1 and not args.json and model.skipping is None:  # as conversations need it
-    _stream(decoder, items[0], args.max_new_tokens)
+  if len(items) == 1 and not args.prompt.json and model.skipping is None:
+    _stream(decoder, items[0], args.prompt.max_new_tokens)
     return
-  for item, r in _decoded(args, items, decoder):
+  for item, r in _decoded(args.prompt, items, decoder):
     rate = f"{r.emitted / r.passes:.2f} per pass"
     used = {"verifier": r.verifier, "exactness": r.exactness}
-    _print(args, item, r, used, f"{r.emitted} tokens, {rate}, {decoder.label}")
+    _print(args.prompt, item, r, used, f"{r.emitted} tokens, {rate}, {decoder.label}")
 
 
 def _run_best_of(args: Generate, items: Sequence[prompts.Item], decoder: Decoder) -> None:
   n, select = args.best_of, args.select or "likelihood"
   for i, item in enumerate(items):
-    (best,) = best_of(decoder, [item.ids], n, args.max_new_tokens, select=select, first=n * i)
+    (best,) = best_of(
+      decoder, [item.ids], n, args.prompt.max_new_tokens, select=select, first=n * i
+    )
     more = {"select": select, "chosen": best.chosen, "samples": [r.text for r in best.samples],
             "scores": [x if x > -math.inf else None for x in best.scores]}  # fmt: skip
     summary = f"sample {best.chosen + 1} of {n} by {select}, {best.result.emitted} tokens"
-    _print(args, item, best.result, more, f"{summary}, {decoder.label}")
+    _print(args.prompt, item, best.result, more, f"{summary}, {decoder.label}")
 
 
 def run_chat(args: Chat) -> None:
-  chat(load_model(args, True), args)
+  chat(load_model(args.model, True), args)
 
 
 def run_serve(args: Serve) -> None:
-  serving.command(args, lambda: load_model(args, True))
+  serving.command(args, lambda: load_model(args.model, True))
 
 
-def _decoded(args: Decode, items, decoder) -> Iterator[tuple[prompts.Item, Result]]:
+def _decoded(args: Prompt, items, decoder) -> Iterator[tuple[prompts.Item, Result]]:
   """Each prompt with its result as soon as its batch is done, so that a failure loses no text."""
   for first in range(0, len(items), args.batch):
     part = items[first : first + args.batch]
@@ -142,7 +145,7 @@ def _decoded(args: Decode, items, decoder) -> Iterator[tuple[prompts.Item, Resul
 
 
 def _print(
-  args: Decode, item: prompts.Item, result: Result, more: dict[str, Any], summary: str
+  args: Prompt, item: prompts.Item, result: Result, more: dict[str, Any], summary: str
 ) -> None:
   """Prints a result: as one JSON object of JSON_KEYS and `more`, or for people."""
   if args.json:
@@ -190,19 +193,21 @@ def _check_picture(file: str) -> None:
 def run_denoise(args: Denoise) -> None:
   if args.picture is not None:
     _check_picture(args.picture)
-  model = load_model(args, False)
-  items = _items(args, model)
+  model = load_model(args.model, False)
+  items = _items(args.prompt, model)
   decoder = DiffusionDecoder(
     model,
     args.policy,
-    sampling=_sampling(args),
-    seed=args.seed,
-    stop=args.stop,
-    batch=args.batch,
+    sampling=_sampling(args.sampling),
+    seed=args.sampling.seed,
+    stop=args.prompt.stop,
+    batch=args.prompt.batch,
   )
-  for i, (item, r) in enumerate(_decoded(args, items, decoder)):
+  for i, (item, r) in enumerate(_decoded(args.prompt, items, decoder)):
     slots = {key: getattr(r.filling, key) for key in ("when", "filled", "wasted")}
-    _print(args, item, r, slots, f"{r.filling.filled} slots in {r.passes} passes, {r.method}")
+    _print(
+      args.prompt, item, r, slots, f"{r.filling.filled} slots in {r.passes} passes, {r.method}"
+    )
     if args.picture and i == 0:
       from specjax.eval.plots import denoising
 
@@ -277,7 +282,7 @@ def check_processes(command: str, mesh: str | None) -> None:
 
 def run(args: Any) -> None:
   """Runs the command whose arguments these are."""
-  text = getattr(args, "mesh", None)
+  text = getattr(getattr(args, "model", None), "mesh", None)
   check_processes(type(args).__name__.lower(), text)
   with contextlib.nullcontext() if text is None else jax.set_mesh(sharding.named_mesh(text)):
     COMMANDS[type(args)](args)

@@ -2,14 +2,9 @@
 
 import jax
 
-from specjax.cli.arguments import ModelOptions
+from specjax.cli import arguments
 from specjax.decoding.batching import check_model
 from specjax.names.load import DEFAULT_DENOISER, DEFAULT_MODEL, Model, load
-
-# Options that say what is loaded.
-OF_MODEL = (
-  "model", "revision", "dtype", "weights", "activations", "mesh", "skipping", "template",
-)  # fmt: skip
 
 
 def named(
@@ -40,14 +35,15 @@ def named(
   return model
 
 
-def load_model(args: ModelOptions, causal: bool) -> Model:
-  """The model of a command's options."""
-  options = (
-    args.revision,
-    args.dtype,
-    args.weights,
-    args.activations,
-    args.skipping,
-    args.template,
+def load_model(options: arguments.Model, causal: bool) -> Model:
+  """The model that a command's options name."""
+  return named(
+    options.model,
+    causal,
+    options.revision,
+    options.dtype,
+    options.weights,
+    options.activations,
+    options.skipping,
+    options.template,
   )
-  return named(args.model, causal, *options)

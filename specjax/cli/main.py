@@ -3,6 +3,8 @@
 `commands`, which imports jax, is imported when a command runs, so that `--help` answers at once.
 """
 
+import functools
+import operator
 import sys
 from collections.abc import Sequence
 
@@ -25,6 +27,12 @@ from specjax.cli.arguments import (
   Tune,
 )
 
+COMMANDS = {
+  "generate": Generate, "chat": Chat, "serve": Serve, "denoise": Denoise, "bench": Bench,
+  "bench-serve": BenchServe, "tune": Tune, "memory": Memory, "convert": Convert, "corpus": Corpus,
+  "list": List, "info": Info,
+}  # fmt: skip
+
 
 def _run(args) -> None:
   from specjax.cli import commands
@@ -38,20 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
   if list(argv) == ["--version"]:
     print(f"specjax {specjax.__version__}")
     return 0
+  if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
+    command_line.refuse(argv[0], COMMANDS, f"`command` must be one of {', '.join(COMMANDS)}")
   return command_line.run(
     _run,
-    Generate
-    | Chat
-    | Serve
-    | Denoise
-    | Bench
-    | BenchServe
-    | Tune
-    | Memory
-    | Convert
-    | Corpus
-    | List
-    | Info,
+    functools.reduce(operator.or_, COMMANDS.values()),
     "Parallel decoding of language models in JAX.",
     prog="specjax",
     argv=argv,

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from specjax import checks
-from specjax.cli.arguments import Bench, BenchServe, Memory, Tune
-from specjax.cli.load_model import OF_MODEL, load_model
+from specjax.cli.arguments import Bench, BenchServe, Denoising, Memory, Tune
+from specjax.cli.load_model import load_model
 from specjax.decoding.decoder import Decoder
 from specjax.eval import (
   bench,
@@ -26,16 +26,17 @@ from specjax.eval import (
 
 
 def _parallelbench(args: Bench) -> None:
-  if args.limit is not None:
-    checks.whole("limit", args.limit, 1, 10**5)
-  if args.published is not None and (args.tasks is not None or args.lengths != Bench.lengths):
+  if args.measure.limit is not None:
+    checks.whole("limit", args.measure.limit, 1, 10**5)
+  own = args.denoising
+  if own.published is not None and (own.tasks is not None or own.lengths != Denoising.lengths):
     raise ValueError(
       "`published` must be left out beside --tasks and --lengths, which choose among the "
-      f"questions that ship, got {args.published!r}."
+      f"questions that ship, got {own.published!r}."
     )
   fields = _fields(args, parallelbench.Config, {"limit": "count"})
   config = parallelbench.Config(**{k: v for k, v in fields.items() if v is not None})
-  summary = parallelbench.run(load_model(args, False), config, args.out)
+  summary = parallelbench.run(load_model(args.model, False), config, args.out)
   print(table.markdown(parallelbench.rows(summary)), report.contents(args.out), sep="\n")
 
 
@@ -47,13 +48,14 @@ def _fields(args: Bench, config: type, names: dict[str, str]) -> dict[str, Any]:
   """
   known = {field.name for field in dataclasses.fields(config)}
   found = {}
-  for field in dataclasses.fields(args):
-    value, name = getattr(args, field.name), names.get(field.name, field.name)
-    if name in known:
-      found[name] = value
-    elif field.name not in (*OF_MODEL, "suite", "out") and value != field.default:
-      flag = field.name.replace("_", "-")
-      raise ValueError(f"--{flag} {value!r}: --suite {args.suite} does not read this option.")
+  for group in (args.measure, args.denoising):
+    for field in dataclasses.fields(group):
+      value, name = getattr(group, field.name), names.get(field.name, field.name)
+      if name in known:
+        found[name] = value
+      elif value != field.default:
+        flag = field.name.replace("_", "-")
+        raise ValueError(f"--{flag} {value!r}: --suite {args.suite} does not read this option.")
   return found
 
 
@@ -61,11 +63,12 @@ def run_bench(args: Bench) -> None:
   if args.suite == "parallelbench":
     _parallelbench(args)
     return
-  if args.suite == "specbench" and not args.verify_cost:
+  if args.suite == "specbench" and not args.measure.verify_cost:
     raise ValueError("--no-verify-cost: --suite specbench does not measure this.")
   fields = _fields(args, bench.Config, {})
-  fields["max_new_tokens"] = 128 if args.max_new_tokens is None else args.max_new_tokens
-  model, config = load_model(args, True), bench.Config(**fields)
+  if args.measure.max_new_tokens is None:
+    fields["max_new_tokens"] = bench.Config.max_new_tokens
+  model, config = load_model(args.model, True), bench.Config(**fields)
   if config.tune:
     config = tune.tuned(model, config, pathlib.Path(args.out))
   console = Console(highlight=False)
@@ -79,13 +82,12 @@ def run_bench(args: Bench) -> None:
 
 
 def run_tune(args: Tune) -> None:
-  fields = {k: v for k, v in vars(args).items() if k not in (*OF_MODEL, "out")}
-  console = Console(highlight=False)
-  if args.method == "skipped_layers":
-    found = skip_search.run(load_model(args, True), tune.Config(**fields), args.out)
+  model, config, console = load_model(args.model, True), args.measure, Console(highlight=False)
+  if config.method == "skipped_layers":
+    found = skip_search.run(model, config, args.out)
     console.print(skip_search.verdict(found), report.contents(args.out), sep="\n", markup=False)
     return
-  summary = tune.run(load_model(args, True), tune.Config(**fields), args.out)
+  summary = tune.run(model, config, args.out)
   decoded = [row for row in tune.rows(summary) if row["tokens/s"]]
   console.print(table.terminal(decoded, report.caption(summary), columns=5, bold=summary["chosen"]))
   console.print(tune.verdict(summary), markup=False)
@@ -93,7 +95,7 @@ def run_tune(args: Tune) -> None:
 
 
 def run_memory(args: Memory) -> None:
-  model, lengths = load_model(args, True), (args.prompt_tokens, args.max_new_tokens)
+  model, lengths = load_model(args.model, True), (args.prompt_tokens, args.max_new_tokens)
 
   def decoder(batch: int) -> Decoder:
     return Decoder(

@@ -1,7 +1,15 @@
 """The options of the measurements. The command line shares them, so this file imports no jax."""
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
+
+# For options whose sentence says what happens without them.
+SAID = tyro.conf.arg(help_behavior_hint="")
+Optional = Annotated[str | None, SAID]
+Words = Annotated[tuple[str, ...], SAID]
+Numbers = Annotated[tuple[int, ...], SAID]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,8 +26,8 @@ class _Measurement:
     repeats: times everything is decoded; medians count.
   """
 
-  prompts: str | None = None
-  limit: int | None = None
+  prompts: Optional = None
+  limit: Annotated[int | None, SAID] = None
   max_new_tokens: int = 128
   batch: int = 1
   temperature: float = 0.0
@@ -43,16 +51,16 @@ class Bench(_Measurement):
 
   drafters: tuple[str, ...] = ("prompt_lookup", "medusa")
   seed: int = 0
-  verifier: str | None = None
-  stop: tuple[int, ...] = ()
-  stop_words: tuple[str, ...] = ()
+  verifier: Optional = None
+  stop: Numbers = ()
+  stop_words: Words = ()
   tune: bool = False
-  verify_cost: bool = True
+  verify_cost: Annotated[bool, SAID] = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tune(_Measurement):
-  """Among what a draft is chosen, and on what.
+  """Which drafts are tried, and on which prompts.
 
   Attributes:
     drafters: named whole, such as prompt_lookup-8 or "prompt_lookup|eagle3-8", each is one draft;
@@ -65,8 +73,8 @@ class Tune(_Measurement):
       skipped_layers searches which sublayers the target's own drafts leave out.
     temperature: of the distribution; more than 0 for sequoia.
     batch: prompts decoded together, for which the choice is made.
-    decode: how many fixed trees of a head are decoded by each method, the most promising, each of
-      which compiles anew; None for all. One that changes with each round is decoded as well.
+    decode: how many fixed trees of a head each method decodes, the most promising ones; each is
+      compiled; in Python, None decodes all. A tree that changes in each round is decoded as well.
     tries: how many sets of sublayers skipped_layers tries.
   """
 
@@ -78,11 +86,11 @@ class Tune(_Measurement):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchServe:
-  """How requests arrive, and what is asked.
+  """How requests arrive, and what they ask.
 
   Attributes:
     url: of a server that speaks OpenAI's protocol.
-    key: what it asks for as a key.
+    key: the key that it asks for.
     model: what the server calls it; by default the first that it names.
     prompts: JSONL with `question`, `prompt` or `turns`; by default our own questions.
     rates: requests a second, one run each.
@@ -90,15 +98,15 @@ class BenchServe:
     max_new_tokens: budget of an answer.
     temperature: 0 is greedy.
     seed: of the arrivals, and of the answers' noise.
-    first: seconds within which a good answer begins.
-    between: seconds a token within which it goes on.
+    first: the most seconds before a good answer begins.
+    between: the most seconds per token of a good answer.
     seconds: time limit of an answer.
   """
 
   url: str = "http://127.0.0.1:8000/v1"
   key: str = "none"
-  model: str | None = None
-  prompts: str | None = None
+  model: Optional = None
+  prompts: Optional = None
   rates: tuple[float, ...] = (1.0, 2.0, 4.0)
   requests: int = 40
   max_new_tokens: int = 64

@@ -18,7 +18,7 @@ from specjax.models.config import Config
 from specjax.models.denoiser import denoiser as network
 from specjax.models.skipping import SKIPPINGS
 from specjax.models.transformer import target
-from specjax.names import grammar
+from specjax.names import grammar, spelling
 from specjax.names.build import denoising, draft_length, drafters, head, processors
 from specjax.names.build.denoising import DECORATIONS
 from specjax.names.build.tree import fields
@@ -167,7 +167,7 @@ def only(every: Mapping[str, list[Row]], what: str, others: Sequence[str]) -> di
   found = {title: rows for title, rows in named.items() if rows}
   if not found and what != "zoo":
     names = [re.sub(r"^[/+]|\[.*", "", row[0]) for rows in every.values() for row in rows]
-    near = grammar.nearest(what, [*kinds, *names, *others])
+    near = spelling.nearest(what, [*kinds, *names, *others])
     raise ValueError(
       f"the part must be a name, or one of the kinds {', '.join(kinds)}, zoo, got {what!r}{near}."
     )

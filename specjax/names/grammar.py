@@ -13,7 +13,6 @@ Parameters are the arguments of a builder whose default is a number: the signatu
 table.
 """
 
-import difflib
 import inspect
 import itertools
 import re
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from specjax import checks
 from specjax.heads import HEADS
+from specjax.names.spelling import nearest
 
 Number = int | float
 
@@ -231,13 +231,8 @@ def look_up(what: str, part: Part, *tables: Mapping[str, Any]) -> Any:
       return table[part.name]
   names = [name for table in tables for name in table]
   near = nearest(part.name, names)
-  raise ValueError(f"`{what}` must be one of {', '.join(names)}, got {part.name!r}{near}.")
-
-
-def nearest(given: str, names: Sequence[str]) -> str:
-  """Asks whether a name was meant that is almost the one given; "" where there is none."""
-  near = difflib.get_close_matches(given, names, 1, 0.7)
-  return f" (did you mean {near[0]}?)" if near else ""
+  accepted = "a name that `specjax list` shows" if near else f"one of {', '.join(names)}"
+  raise ValueError(f"`{what}` must be {accepted}, got {part.name!r}{near}.")
 
 
 def decorations(part: Part, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Part]:

@@ -44,4 +44,5 @@ def command(args: Serve, load: Callable[[], Model]) -> None:
     )
     return Engine(decoder, max_length=most, queue=args.queue)
 
-  serve(make, args.host, args.port, args.seconds, args.key, args.origins)
+  http = args.http
+  serve(make, http.host, http.port, args.seconds, http.key, http.origins)

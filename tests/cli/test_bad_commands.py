@@ -474,7 +474,7 @@ INFO = [
   (("--model", "x" * 5000), "is no directory with a config.json"),
   (("--model", SURROGATE), "must be text without lone surrogates, got "),
   ("--model", "Missing value for argument '--model'"),
-  ("--model causal both", "Unrecognized options: both"),
+  ("--model causal both", "`option` must be one that --help lists, got 'both'."),
   ("--model deep", "deep/config.json is not JSON that can be read: it is nested too deeply"),
   ("--model nothing", "nothing/config.json is not JSON"),
   ("--model listed", "listed/config.json is no JSON object"),

@@ -1,6 +1,7 @@
 """The command line, in process: what it prints, what it refuses, and how."""
 
 import json
+import re
 import shutil
 import struct
 
@@ -16,7 +17,7 @@ from tokenizers import processors
 import specjax
 from specjax.checkpoints import heads, hf, parts
 from specjax.cli import load_model
-from specjax.cli.main import main
+from specjax.cli.main import COMMANDS, main
 from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import Tokenizer, train_bpe
 from specjax.draft_length.specdecpp import AcceptanceHead
@@ -88,19 +89,41 @@ def refused(run):
   return command
 
 
-@pytest.mark.parametrize("command", ["", "generate", "bench", "tune", "convert", "list"])
+BOXES = {
+  "": (), "convert": (), "list": (), "info": (), "corpus": (), "bench-serve": (),
+  "generate": ("prompt", "sampling", "model"), "denoise": ("prompt", "sampling", "model"),
+  "chat": ("model",), "serve": ("http", "model"), "memory": ("model",),
+  "tune": ("measure", "model"), "bench": ("measure", "denoising", "model"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", BOXES)
 def test_help(command, capsys):
+  assert set(COMMANDS) | {""} == set(BOXES)
   with pytest.raises(SystemExit) as stop:
     main([*command.split(), "--help"])
   assert stop.value.code == 0
-  assert "usage: specjax" in capsys.readouterr().out
+  out = capsys.readouterr().out
+  usage = out.partition("\n\n")[0]
+  assert usage.startswith("usage: specjax") and len(" ".join(usage.split())) < 120
+  assert [x for x in re.findall(r"(\w+) options", out) if x != "GENERATE"] == [*BOXES[command]]
+  assert not any(odd in out for odd in ("default: None", "default: )", "{[", "default: True"))
 
 
-def test_an_unknown_flag_is_refused(capsys):
+@pytest.mark.parametrize(("typed", "said"), [
+  ("generate --promt x",
+   "`option` must be one that --help lists, got '--promt' (did you mean --prompt?)."),
+  ("tune --drafters x --model-revision y",
+   "`option` must be one that --help lists, got '--model-revision' (did you mean --revision?)."),
+  ("generate oops", "`option` must be one that --help lists, got 'oops'."),
+  ("genrate --prompt x", "`command` must be one of .. got 'genrate' (did you mean generate?)."),
+])  # fmt: skip
+def test_a_misspelt_option_or_command_is_refused(typed, said, capsys):
   with pytest.raises(SystemExit) as stop:
-    main(["generate", "--promt", "x"])
+    main(typed.split())
   assert stop.value.code == 2
-  assert capsys.readouterr().out == ""
+  out, err = capsys.readouterr()
+  assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and says(err, said)
 
 
 @pytest.mark.slow

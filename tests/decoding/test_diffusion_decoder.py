@@ -98,7 +98,7 @@ def test_numbers_keep_their_kind(model):
   [
     (
       "thresold",
-      r"`policy` must be one of random, confidence, margin.*got 'thresold' \(did you mean "
+      r"`policy` must be a name that `specjax list` shows, got 'thresold' \(did you mean "
       r"threshold\?\)\.",
     ),
     ("threshold-0.9-0.8", "threshold takes least=0.9"),

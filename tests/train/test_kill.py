@@ -76,7 +76,7 @@ def test_language_model(tiny, tmp_path, final_state):
     )
     step = int(re.search(r"stopped after step (\d+), which is saved", said)[1])
     assert lines <= step < 40
-  assert "goes on after step" in finish("lm", kept, asked)
+  assert "continues after step" in finish("lm", kept, asked)
   assert_same_run(tmp_path / "whole", asked, final_state)
 
 

@@ -233,7 +233,7 @@ def loop(
       first = checkpoints.latest.step
       state = checkpoints.load(first, state)
       if first < steps and distributed.first():
-        print(f"{directory} goes on after step {first}.", flush=True)
+        print(f"{directory} continues after step {first}.", flush=True)
     # The first steps compile.
     traced = range(first + 2, min(first + 2 + training.profile, steps))
     with (
@@ -261,6 +261,6 @@ def loop(
           written(*unread.pop())
           checkpoints.save(i + 1, state)
         if ending.asked and i + 1 < steps:
-          bar.say(f"stopped after step {i + 1}, which is saved: the same command goes on.")
+          bar.say(f"stopped after step {i + 1}, which is saved: the same command continues.")
           raise SystemExit(128 + ending.asked)
   return state

@@ -59,12 +59,12 @@ def canvas(model: Model, results: Mapping[str, Result]) -> Figure:
   slots = [sum(when >= 0 for when in f.when) for f in fillings]
   drawn = [pair for f in fillings for pair in zip(f.canvas, f.when, strict=True)]
   longest = max(len(_text(model, token)) for token, when in drawn if when >= 0)
-  size = (0.12 + 0.07 * longest) * sum(slots) + 0.5, 0.24 * max(rounds) + 0.6
+  size = (0.12 + 0.07 * longest) * max(slots) + 0.5, 0.2 * sum(rounds) + 0.45 * len(rounds)
   figure = Figure(figsize=size, dpi=140, layout="constrained")
-  grid = figure.add_gridspec(max(rounds), len(slots), width_ratios=slots)
+  grid = figure.add_gridspec(len(rounds), max(slots), height_ratios=rounds)
   for i, (title, result) in enumerate(results.items()):
-    _panel(figure.add_subplot(grid[: rounds[i], i]), model, result, title)
-  figure.axes[0].set_ylabel("pass", fontsize=8)
+    _panel(figure.add_subplot(grid[i, : slots[i]]), model, result, title)
+    figure.axes[i].set_ylabel("pass", fontsize=8)
   return figure
 
 

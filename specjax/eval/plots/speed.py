@@ -86,7 +86,7 @@ def heads(summary: Mapping[str, Any], kinds: Mapping[str, str]) -> Figure:
   style.title(bars, "Speed over plain decoding; τ: tokens per pass")
   bars.legend(frameon=False, fontsize=10, loc="upper left", bbox_to_anchor=(0, -0.04), ncols=2)
   for row, (key, head) in enumerate(by_tau):
-    rates, best = head["hit_rates"], row < len(COLOURS)  # more colours could not be told apart
+    rates, best = head["hit_rates"], row < 6  # more colours could not be told apart
     shade, label = (COLOURS[row], key.replace("_", " ")) if best else (style.RULE, "_the others")
     lines.plot(range(1, len(rates) + 1), rates, "o-", color=shade, label=label, zorder=2 + best)
   deepest = max(len(head["hit_rates"]) for _, head in by_tau)

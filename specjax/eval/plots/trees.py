@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from specjax.eval.plots import style
 from specjax.eval.plots.speed import name
-from specjax.eval.plots.style import INK, RULE
+from specjax.eval.plots.style import COLOURS, INK, PLAIN
 
 
 def acceptance(summary: Mapping[str, Any]) -> Figure:
@@ -43,42 +44,49 @@ def acceptance(summary: Mapping[str, Any]) -> Figure:
 
 
 def verify_cost(summary: Mapping[str, Any]) -> Figure:
-  """v(N) / v(1), with each method's tokens per pass at its N: above the line, it gains."""
-  cost, styles = summary["verify_cost"], style.of_methods(list(summary["methods"]))
-  figure, (axes,) = style.panels(8, 3.8, ruled=True)
-  low, high = ([x / cost["seconds"][0] for x in cost[k]] for k in ("low", "high"))
-  axes.fill_between(cost["nodes"], low, high, color=RULE)
-  axes.plot(
-    cost["nodes"],
-    cost["relative"],
-    "o-",
-    color=INK,
-    linewidth=2,
-    markersize=5,
-    label="cost of N nodes",
-  )
-  for label, m in summary["methods"].items():
-    if label != "none":
-      colour, marker = styles[label]
-      axes.plot(
-        m["nodes"],
-        m["tau"],
-        marker,
-        color=colour,
-        markersize=10,
-        linestyle="none",
-        markeredgecolor="white",
-        label="τ of " + name(label, m),
-      )
-  style.powers(axes, cost["nodes"])
-  style.legend(axes)
+  """What a round costs, in passes over one node, beside the tokens that it gives.
+
+  The round's cost is tokens per pass over speed-up. What the target's pass does not take of it is
+  drafting, verifying and committing.
+  """
+  cost = summary["verify_cost"]
+  methods = {k: m for k, m in summary["methods"].items() if k != "none"}
+  figure, (axes,) = style.panels(8, 1.9 + 0.45 * len(methods))
+  parts = (PLAIN, "the model's pass over its nodes"), (COLOURS[1], "drafting and the rest")
+  for row, m in enumerate(methods.values()):
+    whole = m["tau"] / m["speed_up"]
+    one = min(float(np.interp(m["nodes"], cost["nodes"], cost["relative"])), whole)
+    for (colour, said), left, width in zip(parts, (0, one), (one, whole - one), strict=True):
+      axes.barh(row, width, 0.6, left, color=colour, label=None if row else said)
+    axes.plot(
+      m["tau"],
+      row,
+      "D",
+      color=COLOURS[0],
+      markersize=8,
+      linestyle="none",
+      label=None if row else "tokens that a round gives",
+    )
+    axes.annotate(
+      f"{m['speed_up']:.2f}\u00d7 as fast",
+      (max(m["tau"], whole), row),
+      (10, 0),
+      textcoords="offset points",
+      va="center",
+      fontsize=10,
+      color=INK,
+    )
+  axes.set_yticks(range(len(methods)), [name(k, m) for k, m in methods.items()])
+  axes.invert_yaxis()
+  axes.margins(x=0.2)
   style.title(
     axes,
-    "Tokens per pass (τ), and the cost of the pass without drafting",
-    xlabel="nodes N in the draft tree, root included",
-    ylim=(0, None),
-    ylabel="in passes over one node",
+    "A method gains where a round gives more than it costs",
+    xlim=(0, None),
+    xlabel="passes over one node, each a token of plain decoding",
   )
+  if methods:
+    figure.legend(frameon=False, fontsize=10, loc="outside upper left", ncols=3)
   return style.source(figure, summary)
 
 
