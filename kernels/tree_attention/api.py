@@ -100,7 +100,7 @@ def reads_blocks(q: Array, k_cache: Cached, prefix: Array) -> bool:
   return K > 1 and S > 512
 
 
-def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> None:
+def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask, start, sinks) -> None:
   """Raises ValueError for shapes that do not fit; see `tree_attention`."""
   for name, x in {"q": q, "k_tree": k_tree, "k_cache": jax.tree.leaves(k_cache)[0]}.items():
     if x.ndim != 4:
@@ -113,6 +113,10 @@ def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> None:
     "tree_mask": (tree_mask, (B, N, M)),
     "prefix": (prefix, (B, S) if prefix.dtype == bool else (B,)),
   }  # fmt: skip
+  if start is not None:
+    wanted |= {"start": (start, (B, N))}
+  if sinks is not None:
+    wanted |= {"sinks": (sinks, (H,))}
   for name, x in {"k_cache": k_cache, "v_cache": v_cache}.items():
     if isinstance(x, Quantised):
       wanted |= {f"{name}.values": (x.values, (B, K, S, C)), f"{name}.scale": (x.scale, (B, K, S))}
@@ -136,6 +140,9 @@ def tree_attention(
   tree_mask: Array,
   *,
   scale: float | None = None,
+  start: Array | None = None,
+  cap: float | None = None,
+  sinks: Array | None = None,
   implementation: Implementation | None = None,
   block: int | None = None,
   return_residuals: bool = False,
@@ -144,6 +151,8 @@ def tree_attention(
 
   Nodes are fresh rows, which `models.cache.commit` writes to the cache once they are verified.
   Their mask never spans the cache. M is N, or more where other fresh rows come with the nodes.
+  Of the cache a node sees the rows from its `start` to `prefix`: two numbers, whether a window
+  slides or parts a text into chunks. Among fresh rows the window is in `tree_mask`.
 
   Args:
     q: [B, H, N, C].
@@ -152,6 +161,10 @@ def tree_attention(
     k_tree, v_tree: [B, K, M, C], keys and values of the fresh rows.
     tree_mask: bool[B, N, M], node i sees fresh row j.
     scale: of the scores, static; by default C ** -0.5.
+    start: i32[B, N], the first row of the cache that each node sees, as p - W + 1 of a window of W
+      for a node at position p; None for 0. Rows before it must hold numbers where others see them.
+    cap: c of scores c tanh(s / c), static, or None.
+    sinks: [H], for each head the score of a key whose value is 0, or None. It is not capped.
     implementation: static; see `default_implementation` and `refusals`.
     block: cached rows that are read at once, static; see `config.block`.
     return_residuals: whether to return Served, which has the maximum and the sum, too, to merge
@@ -164,7 +177,7 @@ def tree_attention(
   Raises:
     ValueError: shapes that do not fit, or an implementation that cannot serve them.
   """
-  arguments = (q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask)
+  arguments = (q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask, start, sinks)
   _check(*arguments)
   if implementation is not None:
     checks.choice("implementation", implementation, get_args(Implementation))
@@ -178,22 +191,23 @@ def tree_attention(
     raise ValueError(f"implementation={implementation!r}: {reason}.")
   scale = float(q.shape[-1] ** -0.5) if scale is None else scale
 
-  def attention(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> Result:
+  def attention(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask, start, sinks) -> Result:
     shape = config.AttentionShape.of(q, k_cache)
     tree = (k_tree, v_tree, tree_mask, scale)
+    seen: dict[str, Any] = {"start": start, "cap": cap, "sinks": sinks}
     size = block or config.block(implementation, shape)
     if implementation == "pallas_tpu":
-      return pallas_tpu.tree_attention(q, k_cache, v_cache, prefix, *tree, block=size)
+      return pallas_tpu.tree_attention(q, k_cache, v_cache, prefix, *tree, block=size, **seen)
     if implementation == "pallas_gpu":
       from specjax.kernels.tree_attention import pallas_gpu  # seconds that others need not wait
 
-      return pallas_gpu.tree_attention(q, k_cache, v_cache, prefix, *tree)
+      return pallas_gpu.tree_attention(q, k_cache, v_cache, prefix, *tree, **seen)
     visible = prefix
     if prefix.dtype != bool:
       visible = jnp.arange(shape.capacity, dtype=jnp.int32)[None] < prefix[:, None]
     if implementation == "reference":
-      return reference.tree_attention(q, k_cache, v_cache, visible, *tree)
-    return xla.tree_attention(q, k_cache, v_cache, visible, *tree, block=size)
+      return reference.tree_attention(q, k_cache, v_cache, visible, *tree, **seen)
+    return xla.tree_attention(q, k_cache, v_cache, visible, *tree, block=size, **seen)
 
   data, model = mesh_axis("data", k_tree.shape[0]), mesh_axis("model", k_tree.shape[1])
   if data or model:  # XLA cannot look into a kernel: each device is told its rows and its heads
@@ -202,7 +216,7 @@ def tree_attention(
       attention,
       out_specs=heads,
       check_vma=False,
-      in_specs=(heads, heads, heads, rows, heads, heads, rows),
+      in_specs=(heads, heads, heads, rows, heads, heads, rows, rows, PartitionSpec(model)),
     )
   result = attention(*arguments)
   return Served(result, implementation, passed_over) if return_residuals else result.out
