@@ -54,19 +54,21 @@ def compare(
 ) -> list[dict]:
   """A cell for every implementation: its error, or why there is none."""
   given = arguments(config.batch, int8, dtype, N, C, G, S)
-  attention = tree_attention
+  start, sinks, attention = None, None, tree_attention
   if local:
     start = given[3][:, None] + jnp.arange(N, dtype=jnp.int32)[None] - 99
-    seen = {"start": start, "cap": 2.0, "sinks": jnp.linspace(-1, 1, 2 * G)}
-    attention = functools.partial(tree_attention, **seen)
+    sinks = jnp.linspace(-1, 1, 2 * G)
+    attention = functools.partial(tree_attention, start=start, cap=2.0, sinks=sinks)
   with jax.default_matmul_precision("highest"):
     exact = functools.partial(attention, implementation="reference")
     wanted = np.asarray(jax.jit(exact)(*given), np.float64)
   scale = np.abs(wanted).max()
   cells = []
-  for name, refusal in {"xla": None, **refusals(given[0], given[1], given[3])}.items():
-    cell = {"implementation": name, "nodes": N, "width": C, "group": G, "capacity": S, "dtype": dtype,
-            "int8": int8, "local": local, "refusal": refusal, "error": None}  # fmt: skip
+  reasons = refusals(given[0], given[1], given[3], start, sinks)
+  for name, refusal in {"xla": None, **reasons}.items():
+    cell = {"implementation": name, "nodes": N, "width": C, "group": G, "capacity": S,
+            "dtype": dtype, "int8": int8, "local": local, "refusal": refusal,
+            "error": None}  # fmt: skip
     cells.append(cell)
     if refusal is None:
       try:

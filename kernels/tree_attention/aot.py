@@ -95,7 +95,7 @@ def report(device: jax.Device, shape: CompiledShape) -> dict:
   start = time.perf_counter()
   try:
     with jax.set_mesh(mesh):
-      if reason := refusals(asked[0], asked[1], asked[3])[kernel]:
+      if reason := refusals(asked[0], asked[1], asked[3], **besides)[kernel]:
         return {"refused": reason}
       options: dict[str, Any] = {"implementation": kernel, "cap": 50.0 if shape.local else None}
       attention = jax.jit(functools.partial(tree_attention, **options))

@@ -31,7 +31,7 @@ class Served:
   passed_over: tuple[tuple[Implementation, str], ...] = dataclasses.field(metadata={"static": True})
 
 
-def _tpu_refusal(q: Array, k_cache: Cached) -> str | None:
+def _tpu_refusal(q: Array, k_cache: Cached, columns: int) -> str | None:
   if platform() != "tpu":
     return f"the platform is {platform()}, not tpu"
   values = jax.tree.leaves(k_cache)[0]
@@ -43,7 +43,7 @@ def _tpu_refusal(q: Array, k_cache: Cached) -> str | None:
   if values.shape[2] < 2:
     return "the cache has 1 row, not 2 or more"
   shape, group = config.AttentionShape.of(q, k_cache), q.shape[1] // values.shape[1]
-  if not (config.nodes_fit(shape, q.shape[2]) and config.sizes("pallas_tpu", shape)):
+  if not (config.nodes_fit(shape, q.shape[2], columns) and config.sizes("pallas_tpu", shape)):
     return f"{q.shape[2]} nodes of {group} query heads to a key head do not fit beside a block"
   return None
 
@@ -64,18 +64,34 @@ def _gpu_refusal(q: Array, k_cache: Cached, prefix: Array) -> str | None:
   return None
 
 
-def refusals(q: Array, k_cache: Cached, prefix: Array) -> dict[Implementation, str | None]:
+def refusals(
+  q: Array,
+  k_cache: Cached,
+  prefix: Array,
+  start: Array | None = None,
+  sinks: Array | None = None,
+) -> dict[Implementation, str | None]:
   """For each kernel why it cannot serve such a call here, or None; see `tree_attention`."""
-  return {"pallas_tpu": _tpu_refusal(q, k_cache), "pallas_gpu": _gpu_refusal(q, k_cache, prefix)}
+  columns = (start is not None) + (sinks is not None)
+  return {
+    "pallas_tpu": _tpu_refusal(q, k_cache, columns),
+    "pallas_gpu": _gpu_refusal(q, k_cache, prefix),
+  }
 
 
-def default_implementation(q: Array, k_cache: Cached, prefix: Array) -> Implementation:
+def default_implementation(
+  q: Array,
+  k_cache: Cached,
+  prefix: Array,
+  start: Array | None = None,
+  sinks: Array | None = None,
+) -> Implementation:
   """The TPU kernel where it serves, the GPU kernel where its tiles are full too, else XLA.
 
   On an H100 a single node over few cached rows takes the GPU kernel half as long again as XLA, and
   64 nodes take it a quarter to all of XLA's time (`docs/kernels.md`).
   """
-  reasons = refusals(q, k_cache, prefix)
+  reasons = refusals(q, k_cache, prefix, start, sinks)
   if reasons["pallas_tpu"] is None:
     return "pallas_tpu"
   return "pallas_gpu" if reasons["pallas_gpu"] is None and _rows(q, k_cache) >= FULL else "xla"
@@ -181,10 +197,10 @@ def tree_attention(
   _check(*arguments)
   if implementation is not None:
     checks.choice("implementation", implementation, get_args(Implementation))
-  reasons = refusals(q, k_cache, prefix)
+  reasons = refusals(q, k_cache, prefix, start, sinks)
   passed_over: tuple[tuple[Implementation, str], ...] = ()
   if implementation is None:
-    implementation = default_implementation(q, k_cache, prefix)
+    implementation = default_implementation(q, k_cache, prefix, start, sinks)
     unasked = f"{_rows(q, k_cache)} rows share a head's keys, fewer than {FULL}"
     passed_over = tuple((k, v or unasked) for k, v in reasons.items() if k != implementation)
   elif reason := reasons.get(implementation):

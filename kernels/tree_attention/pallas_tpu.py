@@ -189,8 +189,9 @@ def tree_attention(
   visible = (prefix.astype(jnp.int8)[:, None],) if prefix.dtype == bool else ()
   # A number for each row of a head, as they are multiplied: the group's heads, of each its nodes.
   starts = () if start is None else (jnp.tile(start, (1, H // K))[..., None],)
-  of_heads = () if sinks is None else (sinks.astype(jnp.float32).reshape(K, H // K),)
-  of_heads = tuple(jnp.repeat(x, N, 1)[..., None] for x in of_heads)
+  own_sinks: tuple[Array, ...] = ()
+  if sinks is not None:
+    own_sinks = (jnp.repeat(sinks.astype(jnp.float32), N).reshape(K, R, 1),)
 
   def of_head(*shape: int) -> pl.BlockSpec:
     return pl.BlockSpec((None, None, *shape), lambda b, h, j, live, fetch: (b, h, 0, 0))
@@ -211,7 +212,7 @@ def tree_attention(
   of_mask = pl.BlockSpec((None, *tree_mask.shape[1:]), lambda b, h, j, live, fetch: (b, 0, 0))
   of_visible = pl.BlockSpec((None, 1, size), lambda b, h, j, live, fetch: (b, 0, fetch[b, j]))
   of_start = pl.BlockSpec((None, R, 1), lambda b, h, j, live, fetch: (b, 0, 0))
-  of_sinks = pl.BlockSpec((None, R, 1), lambda b, h, j, live, fetch: (h, 0, 0))
+  of_sink = pl.BlockSpec((None, R, 1), lambda b, h, j, live, fetch: (h, 0, 0))
   out, top, total = pl.pallas_call(
     functools.partial(_kernel, cap=cap),
     grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -226,7 +227,7 @@ def tree_attention(
         of_mask,
         tuple(of_visible for _ in visible),
         tuple(of_start for _ in starts),
-        tuple(of_sinks for _ in of_heads),
+        tuple(of_sink for _ in own_sinks),
       ],
       out_specs=[of_head(R, C), of_head(R, LANES), of_head(R, LANES)],
       scratch_shapes=[pltpu.VMEM((R, width), jnp.float32) for width in (LANES, LANES, C)],
@@ -253,7 +254,7 @@ def tree_attention(
     tree_mask.astype(jnp.int8),
     visible,
     starts,
-    of_heads,
+    own_sinks,
   )
   top, total = (x[..., 0].reshape(B, H, N) for x in (top, total))
   return Result(out.reshape(B, H, N, C), jnp.where(total > 0, top, -jnp.inf), total)

@@ -59,8 +59,8 @@ def attend(
   if together < N:
     return _by_parts(q, k, v, mask, prefix, together, cap, sinks)
   shared = prefix is not None and prefix[0].ndim == 4 and prefix[2].ndim < 3
+  start = prefix[3] if prefix is not None and len(prefix) > 3 else None
   if prefix is not None and shared and reads_blocks(q, prefix[0], prefix[2]):
-    start = prefix[3] if len(prefix) > 3 else None
     out = tree_attention(q, *prefix[:3], k, v, mask, start=start, cap=cap, sinks=sinks)
     return out.swapaxes(1, 2).reshape(B, N, H * C)
   q = (q * C**-0.5).reshape(B, K, -1, C)  # the group's heads and the nodes are rows of one matmul
@@ -96,13 +96,13 @@ def attend(
     p = jnp.exp(s - top)
     out, total = mix(p, v), p.sum(-1, keepdims=True)
   else:
-    prefix_k, prefix_v, visible, *start = prefix
+    prefix_k, prefix_v, visible = prefix[:3]
     if visible.ndim == 1:
       visible = jnp.arange(prefix_k.shape[2])[None] < visible[:, None]
     if visible.ndim == 2:
       visible = visible[:, None]
-    if start:
-      visible = visible & (jnp.arange(prefix_k.shape[2])[None, None] >= start[0][:, :, None])
+    if start is not None:
+      visible = visible & (jnp.arange(prefix_k.shape[2])[None, None] >= start[:, :, None])
     # Otherwise XLA on GPU joins the two products with q, for which it copies cache and tree.
     far = scores(jax.lax.optimization_barrier(q), prefix_k, visible)
     top = jnp.maximum(top, far.max(-1, keepdims=True))

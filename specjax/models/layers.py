@@ -231,16 +231,16 @@ class Layers(nn.Module):
     rows = None if cache is None else kv_cache.rows_of(cache)
 
     @functools.cache
-    def seen(window: int | None) -> tuple[Array, tuple[Array | None, ...]]:
+    def seen(window: int | None) -> tuple[Array, list[Array | None]]:
       """What a layer of this window sees: `mask`, and what is visible of the cache."""
-      own, far = mask, (visible,)
+      own, far = mask, [visible]
       if window is not None and mask.shape[2] != M:
         near = position[:, :, None] - position[:, None, :] < window
         own = jnp.concatenate([mask[..., :M], mask[..., M:] & near], 2)
       if rows is not None and visible is None:
-        far = (cache.length,)
+        far = [cache.length]
         if window is not None and rows.k[0].ndim == 4:
-          far = cache.length, position - window + 1
+          far += [position - window + 1]
       return own, far
 
     ks, vs, inputs = [], [], []
