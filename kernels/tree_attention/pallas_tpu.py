@@ -112,17 +112,17 @@ def _kernel(
     if sinks:
       best = jnp.maximum(best, sinks[0][...])
     weight = jnp.where(seen, jnp.exp(score - best), 0.0)
+    top[...] = jnp.broadcast_to(best, top.shape)
     whole = weight.sum(-1, keepdims=True)
     if sinks:
       whole = whole + jnp.exp(sinks[0][...] - best)
-    top[...] = jnp.broadcast_to(best, top.shape)
     total[...] = jnp.broadcast_to(whole, total.shape)
     mixed[...] = _dot(weight.astype(v_tree.dtype), v_tree[...], (1, 0))
 
   size = jax.tree.leaves(k)[0].shape[0]
   pl.when(n == size)(lambda: join(None))
-  in_part = n != size if start else n < size
-  pl.when((n > 0) & in_part)(lambda: join(marked_rows if visible else first_rows))
+  in_part = marked_rows if visible else first_rows
+  pl.when((n > 0) & (n != size if start else n < size))(lambda: join(in_part))
 
   @pl.when(j == pl.num_programs(2) - 1)
   def _():

@@ -105,6 +105,8 @@ def called(B=1, H=32, K=8, N=8, S=4096, C=128, dtype="bfloat16", int8=False, loc
      "434 nodes of 4 query heads to a key head do not fit beside a block"),
     ({"N": 513}, "513 nodes of 4 query heads to a key head do not fit beside a block"),
     ({"H": 24, "N": 384, "K": 4}, None),
+    ({"H": 64, "N": 312}, None),
+    ({"H": 64, "N": 313}, "313 nodes of 8 query heads to a key head do not fit beside a block"),
     ({"H": 24, "N": 512, "K": 4},
      "512 nodes of 6 query heads to a key head do not fit beside a block"),
     ({"H": 64, "K": 1, "N": 64},
