@@ -32,6 +32,7 @@ class Config:
   capacity: tuple[int, ...] = (104, 5000)  # values of S
   dtypes: tuple[str, ...] = ("bfloat16", "float32")  # of nodes and cache
   int8: tuple[bool, ...] = (False, True)  # whether the cache is in 8 bits
+  local: tuple[bool, ...] = (False, True)  # whether there are a window of 100, a cap and sinks
   batch: int = 3  # B, texts of different lengths
   tolerance: float = 0.01  # error that is accepted, as a share of the largest magnitude
   out: str = "results/attention"  # directory of the report
@@ -48,21 +49,30 @@ def arguments(B: int, int8: bool, dtype: str, N: int, C: int, G: int, S: int) ->
   return q, k, v, length, *tree
 
 
-def compare(config: Config, int8: bool, dtype: str, N: int, C: int, G: int, S: int) -> list[dict]:
+def compare(
+  config: Config, local: bool, int8: bool, dtype: str, N: int, C: int, G: int, S: int
+) -> list[dict]:
   """A cell for every implementation: its error, or why there is none."""
   given = arguments(config.batch, int8, dtype, N, C, G, S)
+  start, sinks, attention = None, None, tree_attention
+  if local:
+    start = given[3][:, None] + jnp.arange(N, dtype=jnp.int32)[None] - 99
+    sinks = jnp.linspace(-1, 1, 2 * G)
+    attention = functools.partial(tree_attention, start=start, cap=2.0, sinks=sinks)
   with jax.default_matmul_precision("highest"):
-    exact = functools.partial(tree_attention, implementation="reference")
+    exact = functools.partial(attention, implementation="reference")
     wanted = np.asarray(jax.jit(exact)(*given), np.float64)
   scale = np.abs(wanted).max()
   cells = []
-  for name, refusal in {"xla": None, **refusals(given[0], given[1], given[3])}.items():
+  reasons = refusals(given[0], given[1], given[3], start, sinks)
+  for name, refusal in {"xla": None, **reasons}.items():
     cell = {"implementation": name, "nodes": N, "width": C, "group": G, "capacity": S,
-            "dtype": dtype, "int8": int8, "refusal": refusal, "error": None}  # fmt: skip
+            "dtype": dtype, "int8": int8, "local": local, "refusal": refusal,
+            "error": None}  # fmt: skip
     cells.append(cell)
     if refusal is None:
       try:
-        found = jax.jit(functools.partial(tree_attention, implementation=name))(*given)
+        found = jax.jit(functools.partial(attention, implementation=name))(*given)
         cell["error"] = float(np.abs(np.asarray(found, np.float64) - wanted).max() / scale)
       except Exception as error:  # a compiler may raise anything, and the other cells are wanted
         cell["failure"] = command_line.sentence(error)[:300]
@@ -105,7 +115,13 @@ def main(config: Config) -> None:
   out = report.directory(config.out)
   shapes = list(
     itertools.product(
-      config.int8, config.dtypes, config.nodes, config.widths, config.groups, config.capacity
+      config.local,
+      config.int8,
+      config.dtypes,
+      config.nodes,
+      config.widths,
+      config.groups,
+      config.capacity,
     )
   )
   cells: list[dict] = []

@@ -33,7 +33,7 @@ class CompiledShape(NamedTuple):
   """The shape of a call: B, N, S, the dtype of nodes and cache, and C.
 
   `int8` says whether the cache is Quantised, and `anywhere` whether nodes see any rows of the
-  cache, rather than its first ones.
+  cache, rather than its first ones. `local` adds a window, a cap and sinks.
   """
 
   batch: int
@@ -43,6 +43,7 @@ class CompiledShape(NamedTuple):
   int8: bool = False
   anywhere: bool = False
   width: int = 128
+  local: bool = False
 
 
 def shapes() -> Iterator[CompiledShape]:
@@ -56,11 +57,14 @@ def shapes() -> Iterator[CompiledShape]:
   for width in (80, 96, 192):
     yield CompiledShape(1, 8, 4096, width=width)
   yield CompiledShape(8, 5, 4200)  # neither nodes nor capacity fill a tile
+  for batch, nodes, capacity, width in (1, 8, 4096, 64), (8, 64, 8192, 128), (1, 8, 4096, 256):
+    yield CompiledShape(batch, nodes, capacity, width=width, local=True)
+  yield CompiledShape(1, 8, 4096, int8=True, anywhere=True, local=True)
 
 
 def arguments(shape: CompiledShape, place: NamedSharding) -> tuple:
   """The arguments of `tree_attention`, as shapes and dtypes."""
-  B, N, S, dtype, int8, anywhere, C = shape
+  B, N, S, dtype, int8, anywhere, C, _ = shape
 
   def array(*axes: int, dtype=dtype) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(axes, jnp.dtype(dtype), sharding=place)
@@ -74,18 +78,28 @@ def arguments(shape: CompiledShape, place: NamedSharding) -> tuple:
   return array(B, H, N, C), cache, cache, prefix, tree, tree, array(B, N, N, dtype="bool")
 
 
+def seen(shape: CompiledShape, place: NamedSharding) -> dict[str, jax.ShapeDtypeStruct]:
+  """What else a call with a window and sinks has."""
+  if not shape.local:
+    return {}
+  start = jax.ShapeDtypeStruct((shape.batch, shape.nodes), jnp.int32, sharding=place)
+  return {"start": start, "sinks": jax.ShapeDtypeStruct((H,), jnp.float32, sharding=place)}
+
+
 def report(device: jax.Device, shape: CompiledShape) -> dict:
   """Seconds to compile for one chip, and the bytes that a call needs; or why there are none."""
   kernel = "pallas_tpu" if device.platform == "tpu" else "pallas_gpu"
   mesh = Mesh(np.array([device]), ("chip",))
-  asked = arguments(shape, NamedSharding(mesh, PartitionSpec()))
+  place = NamedSharding(mesh, PartitionSpec())
+  asked, besides = arguments(shape, place), seen(shape, place)
   start = time.perf_counter()
   try:
     with jax.set_mesh(mesh):
-      if reason := refusals(asked[0], asked[1], asked[3])[kernel]:
+      if reason := refusals(asked[0], asked[1], asked[3], **besides)[kernel]:
         return {"refused": reason}
-      attention = jax.jit(functools.partial(tree_attention, implementation=kernel))
-      memory = attention.trace(*asked).lower().compile().memory_analysis()
+      options: dict[str, Any] = {"implementation": kernel, "cap": 50.0 if shape.local else None}
+      attention = jax.jit(functools.partial(tree_attention, **options))
+      memory = attention.trace(*asked, **besides).lower().compile().memory_analysis()
   except jax.errors.JaxRuntimeError as error:
     return {"error": str(error)[:2000]}
   return {

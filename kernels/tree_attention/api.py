@@ -32,13 +32,15 @@ class Served:
   passed_over: tuple[tuple[Implementation, str], ...] = dataclasses.field(metadata={"static": True})
 
 
-def _cpu_refusal(q: Array, k_cache: Cached, prefix: Array) -> str | None:
+def _cpu_refusal(q: Array, k_cache: Cached, prefix: Array, plain: bool) -> str | None:
   if platform() != "cpu":
     return f"the platform is {platform()}, not cpu"
   if jax.device_count() > 1:
     return f"there are {jax.device_count()} devices, not 1"
   if isinstance(k_cache, Quantised) or prefix.dtype == bool:
     return "it reads the first rows of a cache that is not quantised"
+  if not plain:
+    return "it has no windows, caps and sinks"
   if not q.dtype == k_cache.dtype == jnp.float32:
     return f"nodes are {q.dtype} and the cache {k_cache.dtype}, not both float32"
   if q.shape[-1] % cpu.LANES:
@@ -46,7 +48,7 @@ def _cpu_refusal(q: Array, k_cache: Cached, prefix: Array) -> str | None:
   return None if compiled.available() else "no C++ compiler has made it"
 
 
-def _tpu_refusal(q: Array, k_cache: Cached) -> str | None:
+def _tpu_refusal(q: Array, k_cache: Cached, columns: int) -> str | None:
   if platform() != "tpu":
     return f"the platform is {platform()}, not tpu"
   values = jax.tree.leaves(k_cache)[0]
@@ -58,7 +60,7 @@ def _tpu_refusal(q: Array, k_cache: Cached) -> str | None:
   if values.shape[2] < 2:
     return "the cache has 1 row, not 2 or more"
   shape, group = config.AttentionShape.of(q, k_cache), q.shape[1] // values.shape[1]
-  if not (config.nodes_fit(shape, q.shape[2]) and config.sizes("pallas_tpu", shape)):
+  if not (config.nodes_fit(shape, q.shape[2], columns) and config.sizes("pallas_tpu", shape)):
     return f"{q.shape[2]} nodes of {group} query heads to a key head do not fit beside a block"
   return None
 
@@ -79,22 +81,37 @@ def _gpu_refusal(q: Array, k_cache: Cached, prefix: Array) -> str | None:
   return None
 
 
-def refusals(q: Array, k_cache: Cached, prefix: Array) -> dict[Implementation, str | None]:
+def refusals(
+  q: Array,
+  k_cache: Cached,
+  prefix: Array,
+  start: Array | None = None,
+  sinks: Array | None = None,
+  cap: float | None = None,
+) -> dict[Implementation, str | None]:
   """For each kernel why it cannot serve such a call here, or None; see `tree_attention`."""
+  columns = (start is not None) + (sinks is not None)
   return {
-    "cpu": _cpu_refusal(q, k_cache, prefix),
-    "pallas_tpu": _tpu_refusal(q, k_cache),
+    "cpu": _cpu_refusal(q, k_cache, prefix, plain=columns == 0 and cap is None),
+    "pallas_tpu": _tpu_refusal(q, k_cache, columns),
     "pallas_gpu": _gpu_refusal(q, k_cache, prefix),
   }
 
 
-def default_implementation(q: Array, k_cache: Cached, prefix: Array) -> Implementation:
+def default_implementation(
+  q: Array,
+  k_cache: Cached,
+  prefix: Array,
+  start: Array | None = None,
+  sinks: Array | None = None,
+  cap: float | None = None,
+) -> Implementation:
   """The kernel of the platform where it serves, that of GPUs where its tiles are full, else XLA.
 
   On an H100 a single node over few cached rows takes the GPU kernel half as long again as XLA, and
   64 nodes take it a quarter to all of XLA's time (`docs/kernels.md`).
   """
-  reasons = refusals(q, k_cache, prefix)
+  reasons = refusals(q, k_cache, prefix, start, sinks, cap)
   for name in ("cpu", "pallas_tpu"):
     if reasons[name] is None:
       return name
@@ -106,7 +123,14 @@ def _rows(q: Array, k_cache: Cached) -> int:
   return q.shape[1] // jax.tree.leaves(k_cache)[0].shape[1] * q.shape[2]
 
 
-def reads_blocks(q: Array, k_cache: Cached, prefix: Array) -> bool:
+def reads_blocks(
+  q: Array,
+  k_cache: Cached,
+  prefix: Array,
+  start: Array | None = None,
+  sinks: Array | None = None,
+  cap: float | None = None,
+) -> bool:
   """Whether a cache [B, K, S, C] is better read in blocks than by one product.
 
   On one CPU the kernel always is, since it does in one call what XLA does in ten. Elsewhere one
@@ -116,13 +140,13 @@ def reads_blocks(q: Array, k_cache: Cached, prefix: Array) -> bool:
   either.
   """
   K, S = jax.tree.leaves(k_cache)[0].shape[1:3]
-  by = default_implementation(q, k_cache, prefix)
+  by = default_implementation(q, k_cache, prefix, start, sinks, cap)
   if platform() == "gpu" and by != "pallas_gpu":
     return False
   return by == "cpu" or (K > 1 and S > 512)
 
 
-def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> None:
+def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask, start, sinks) -> None:
   """Raises ValueError for shapes that do not fit; see `tree_attention`."""
   for name, x in {"q": q, "k_tree": k_tree, "k_cache": jax.tree.leaves(k_cache)[0]}.items():
     if x.ndim != 4:
@@ -135,6 +159,10 @@ def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> None:
     "tree_mask": (tree_mask, (B, N, M)),
     "prefix": (prefix, (B, S) if prefix.dtype == bool else (B,)),
   }  # fmt: skip
+  if start is not None:
+    wanted |= {"start": (start, (B, N))}
+  if sinks is not None:
+    wanted |= {"sinks": (sinks, (H,))}
   for name, x in {"k_cache": k_cache, "v_cache": v_cache}.items():
     if isinstance(x, Quantised):
       wanted |= {f"{name}.values": (x.values, (B, K, S, C)), f"{name}.scale": (x.scale, (B, K, S))}
@@ -158,6 +186,9 @@ def tree_attention(
   tree_mask: Array,
   *,
   scale: float | None = None,
+  start: Array | None = None,
+  cap: float | None = None,
+  sinks: Array | None = None,
   implementation: Implementation | None = None,
   block: int | None = None,
   return_residuals: bool = False,
@@ -166,6 +197,8 @@ def tree_attention(
 
   Nodes are fresh rows, which `models.cache.commit` writes to the cache once they are verified.
   Their mask never spans the cache. M is N, or more where other fresh rows come with the nodes.
+  Of the cache a node sees the rows from its `start` to `prefix`: two numbers, whether a window
+  slides or parts a text into chunks. Among fresh rows the window is in `tree_mask`.
 
   Args:
     q: [B, H, N, C].
@@ -174,6 +207,10 @@ def tree_attention(
     k_tree, v_tree: [B, K, M, C], keys and values of the fresh rows.
     tree_mask: bool[B, N, M], node i sees fresh row j.
     scale: of the scores, static; by default C ** -0.5.
+    start: i32[B, N], the first row of the cache that each node sees, as p - W + 1 of a window of W
+      for a node at position p; None for 0. Rows before it must hold numbers where others see them.
+    cap: c of scores c tanh(s / c), static, or None.
+    sinks: [H], for each head the score of a key whose value is 0, or None. It is not capped.
     implementation: static; see `default_implementation` and `refusals`.
     block: cached rows that are read at once, static; see `config.block`.
     return_residuals: whether to return Served, which has the maximum and the sum, too, to merge
@@ -186,38 +223,39 @@ def tree_attention(
   Raises:
     ValueError: shapes that do not fit, or an implementation that cannot serve them.
   """
-  arguments = (q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask)
+  arguments = (q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask, start, sinks)
   _check(*arguments)
   if implementation is not None:
     checks.choice("implementation", implementation, get_args(Implementation))
-  reasons = refusals(q, k_cache, prefix)
+  reasons = refusals(q, k_cache, prefix, start, sinks, cap)
   passed_over: tuple[tuple[Implementation, str], ...] = ()
   if implementation is None:
-    implementation = default_implementation(q, k_cache, prefix)
+    implementation = default_implementation(q, k_cache, prefix, start, sinks, cap)
     unasked = f"{_rows(q, k_cache)} rows share a head's keys, fewer than {FULL}"
     passed_over = tuple((k, v or unasked) for k, v in reasons.items() if k != implementation)
   elif reason := reasons.get(implementation):
     raise ValueError(f"implementation={implementation!r}: {reason}.")
   scale = float(q.shape[-1] ** -0.5) if scale is None else scale
 
-  def attention(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> Result:
+  def attention(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask, start, sinks) -> Result:
     shape = config.AttentionShape.of(q, k_cache)
     tree = (k_tree, v_tree, tree_mask, scale)
+    seen: dict[str, Any] = {"start": start, "cap": cap, "sinks": sinks}
     size = block or config.block(implementation, shape)
     if implementation == "cpu":
       return cpu.tree_attention(q, k_cache, v_cache, prefix, *tree)
     if implementation == "pallas_tpu":
-      return pallas_tpu.tree_attention(q, k_cache, v_cache, prefix, *tree, block=size)
+      return pallas_tpu.tree_attention(q, k_cache, v_cache, prefix, *tree, block=size, **seen)
     if implementation == "pallas_gpu":
       from specjax.kernels.tree_attention import pallas_gpu  # seconds that others need not wait
 
-      return pallas_gpu.tree_attention(q, k_cache, v_cache, prefix, *tree)
+      return pallas_gpu.tree_attention(q, k_cache, v_cache, prefix, *tree, **seen)
     visible = prefix
     if prefix.dtype != bool:
       visible = jnp.arange(shape.capacity, dtype=jnp.int32)[None] < prefix[:, None]
     if implementation == "reference":
-      return reference.tree_attention(q, k_cache, v_cache, visible, *tree)
-    return xla.tree_attention(q, k_cache, v_cache, visible, *tree, block=size)
+      return reference.tree_attention(q, k_cache, v_cache, visible, *tree, **seen)
+    return xla.tree_attention(q, k_cache, v_cache, visible, *tree, block=size, **seen)
 
   data, model = mesh_axis("data", k_tree.shape[0]), mesh_axis("model", k_tree.shape[1])
   if data or model:  # XLA cannot look into a kernel: each device is told its rows and its heads
@@ -226,7 +264,7 @@ def tree_attention(
       attention,
       out_specs=heads,
       check_vma=False,
-      in_specs=(heads, heads, heads, rows, heads, heads, rows),
+      in_specs=(heads, heads, heads, rows, heads, heads, rows, rows, PartitionSpec(model)),
     )
   result = attention(*arguments)
   return Served(result, implementation, passed_over) if return_residuals else result.out

@@ -40,16 +40,18 @@ def lanes(width: int) -> int:
   return -(-width // 128) * 128
 
 
-def nodes_fit(shape: AttentionShape, nodes: int) -> bool:
+def nodes_fit(shape: AttentionShape, nodes: int, columns: int = 0) -> bool:
   """Whether the rows of `nodes` fit on a TPU beside a block of the prefix.
 
-  Two buffers each of queries, outputs, maxima and sums, and what is carried from block to block,
-  stay below 12 MB together, and the scores of the tree below 4 MB. Calls at these bounds compile
-  for v5e, where a kernel may use 16 MB; some with a half more do not.
+  Two buffers each of queries, outputs, maxima, sums and `columns` (static) of a number for each
+  row, and what is carried from block to block, stay below 11 MB together, and the scores of the
+  tree below 4 MB, beside columns 3. Calls at these bounds compile for v5e, where a kernel may use
+  16 MB; some a little above do not.
   """
   width = lanes(shape.width)
-  row = 4 * width * max(shape.itemsize, 2) + 6 * 128 * 4 + 4 * width
-  return shape.rows * row <= 12 << 20 and 4 * shape.rows * nodes <= 4 << 20
+  row = 4 * width * max(shape.itemsize, 2) + (6 + 2 * columns) * 128 * 4 + 4 * width
+  scores = (3 if columns else 4) << 20
+  return shape.rows * row <= 11 << 20 and 4 * shape.rows * nodes <= scores
 
 
 def sizes(implementation: str, shape: AttentionShape) -> Sequence[int]:

@@ -1,8 +1,10 @@
 """Tree attention on Hopper: the prefix is split over the chip and read once.
 
 A kernel in Mosaic GPU reads the whole blocks of the prefix, so it needs no mask; at batch 1 they
-are split over enough thread blocks to fill the chip. The rest, less than a block of prefix and the
-tree, is one small product in XLA, and the parts are merged by their maxima and sums.
+are split over enough thread blocks to fill the chip. With a window these are the blocks from the
+first that any node sees, masked by a number for each node, the first row that it sees. The rest,
+less than a block of prefix and the tree, is one small product in XLA, and the parts are merged by
+their maxima and sums, a sink's too.
 
 On an H100 it agreed with the definition to bfloat16's rounding, and over 8192 rows and more its 64
 nodes took a half to a quarter of XLA's time; one node gains nothing, so that it serves unasked only
@@ -26,8 +28,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from specjax.kernels.tree_attention.config import GPU_BLOCK as BLOCK
 from specjax.kernels.tree_attention.config import GPU_TILE as ROWS
-from specjax.kernels.tree_attention.reference import Result
+from specjax.kernels.tree_attention.reference import Result, capped
 
+LOW = -1e30  # the maximum of no scores: LOW - LOW is 0, while -inf would give NaN
 STAGES = 2  # blocks of keys, and of values, that are copied at once
 
 
@@ -41,9 +44,19 @@ def _product(a, b) -> Array:
   return pl.run_scoped(multiply, plgpu.ACC((ROWS, b.shape[1]), jnp.float32))
 
 
+def _of_rows(ref) -> Array:
+  """[64] of global memory, a number for each row of a product."""
+  return plgpu.load(ref, (), layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+
+
 def _turned(ref):
   """A view of shared memory [n, m] as [m, n]."""
   return ref.transpose((1, 0))
+
+
+def _capped(score: Array, cap: float) -> Array:
+  """cap tanh(score / cap), by exp: of the chip's own tanh 11 bits are right."""
+  return cap - 2 * cap / (jnp.exp(score * (2 / cap)) + 1)
 
 
 def _kernel(
@@ -51,6 +64,7 @@ def _kernel(
   q,
   k,
   v,
+  window,
   out,
   top,
   total,
@@ -68,16 +82,23 @@ def _kernel(
   *,
   heads: int,
   splits: int,
+  cap: float | None,
 ):
   """Attends from 64 rows of a head to a split of the prefix; one warpgroup copies, one computes.
 
-  q [B K, R, C], k and v [B K, S, C], out [Z, B K, R, C], top and total [Z, B K, R].
+  q [B K, R, C], k and v [B K, S, C], out [Z, B K, R, C], top and total [Z, B K, R]. `window` is
+  (the first block that a text's nodes see i32[B], the first row that each sees i32[B, R]), or ().
   """
   head, tile, split = (lax.axis_index(name) for name in ("head", "tile", "split"))
-  blocks = lax.div(lengths[lax.div(head, heads)], BLOCK)
+  text = lax.div(head, heads)
+  blocks = lax.div(lengths[text], BLOCK)
+  if window:
+    blocks = blocks - window[0][text]
   share = lax.div(blocks + (splits - 1), splits)
   first = split * share
   count = jnp.maximum(jnp.minimum(blocks - first, share), 0)
+  if window:
+    first = first + window[0][text]
 
   def slot(step: Array) -> Array:
     return lax.rem(step, jnp.asarray(STAGES, step.dtype))
@@ -88,9 +109,11 @@ def _kernel(
     plgpu.copy_gmem_to_smem(q.at[head, rows], q_smem, q_ready)
     plgpu.barrier_wait(q_ready)
     of_row = plgpu.Layout.WGMMA.reduce(1)
-    best = plgpu.layout_cast(jnp.full((ROWS,), -1e30, jnp.float32), of_row)
+    best = plgpu.layout_cast(jnp.full((ROWS,), LOW, jnp.float32), of_row)
     whole = plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), of_row)
     mixed = plgpu.layout_cast(jnp.zeros(out_smem.shape, jnp.float32), plgpu.Layout.WGMMA)
+    if window:
+      start = _of_rows(window[1].at[text, rows])
 
     def join(step, carry):
       mixed, best, whole = carry
@@ -98,6 +121,13 @@ def _kernel(
       plgpu.barrier_wait(k_ready.at[i])
       score = _product(q_smem, _turned(k_smem.at[i]))
       plgpu.barrier_arrive(k_free.at[i])
+      if cap is not None:
+        score = _capped(score, cap)
+      if window:
+        column = lax.broadcasted_iota(jnp.int32, score.shape, 1)
+        column = plgpu.layout_cast(column, plgpu.Layout.WGMMA) + (first + step) * BLOCK
+        seen = column >= lax.broadcast_in_dim(start, score.shape, [0])
+        score = jnp.where(seen, score, 2 * LOW)  # a row may see nothing of a block
       better = jnp.maximum(best, score.max(axis=1))
       old = jnp.exp(best - better)
       weight = jnp.exp(score - lax.broadcast_in_dim(better, score.shape, [0]))
@@ -135,10 +165,18 @@ def _kernel(
       refill(step, v, v_smem, v_ready, v_free)
 
 
-def _whole_blocks(q: Array, k: Array, v: Array, lengths: Array, splits: int) -> Result:
+def _whole_blocks(
+  q: Array,
+  k: Array,
+  v: Array,
+  lengths: Array,
+  splits: int,
+  window: tuple[Array, ...] = (),
+  cap: float | None = None,
+) -> Result:
   """Attention of scaled rows q [B K, R, C], R a multiple of 64, as a Result of [Z, B K, R, ...].
 
-  Its `out` is f32 and not yet divided by `total`.
+  Its `out` is f32 and not yet divided by `total`. See `_kernel` for `window`.
   """
   heads, R, C = q.shape
 
@@ -157,7 +195,7 @@ def _whole_blocks(q: Array, k: Array, v: Array, lengths: Array, splits: int) -> 
   parts = (splits, heads, R)
   return Result(
     *plgpu.kernel(
-      functools.partial(_kernel, heads=heads // lengths.shape[0], splits=splits),
+      functools.partial(_kernel, heads=heads // lengths.shape[0], splits=splits, cap=cap),
       out_type=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((*parts, C), parts, parts)],
       scratch_types=[
         shared(ROWS, C, dtype=q.dtype),
@@ -177,7 +215,7 @@ def _whole_blocks(q: Array, k: Array, v: Array, lengths: Array, splits: int) -> 
       num_threads=2,
       thread_name="warpgroup",
       compiler_params=plgpu.CompilerParams(approx_math=True),
-    )(lengths, q, k, v)
+    )(lengths, q, k, v, window)
   )
 
 
@@ -199,6 +237,10 @@ def tree_attention(
   v_tree: Array,
   tree_mask: Array,
   scale: float,
+  *,
+  start: Array | None = None,
+  cap: float | None = None,
+  sinks: Array | None = None,
 ) -> Result:
   """See `api.tree_attention`; bf16 or f16, C 64 or 128, S at least 64 and a multiple of 8."""
   B, H, N, C = q.shape
@@ -208,30 +250,42 @@ def tree_attention(
   rows = jnp.pad(rows, ((0, 0), (0, -R % ROWS), (0, 0)))
   k_rows, v_rows = (x.reshape(B * K, S, C) for x in (k_cache, v_cache))
   tiles = B * K * rows.shape[1] // ROWS
-  far = _whole_blocks(rows, k_rows, v_rows, lengths, splits_of(S, tiles))
+  window: tuple[Array, ...] = ()
+  if start is not None:
+    first = jnp.clip(start.min(1), 0, lengths) // BLOCK
+    window = first, jnp.pad(jnp.tile(start, (1, H // K)), ((0, 0), (0, -R % ROWS)))
+  far = _whole_blocks(rows, k_rows, v_rows, lengths, splits_of(S, tiles), window, cap)
   far = Result(*(x[:, :, :R].reshape(-1, B, K, R, *x.shape[3:]) for x in far))
 
   # The rest of the prefix lies in a window of one block, which is joined to the tree.
   done = lengths // BLOCK * BLOCK
-  start = jnp.minimum(done, S - BLOCK)
-  column = start[:, None] + jnp.arange(BLOCK, dtype=jnp.int32)[None]
+  corner = jnp.minimum(done, S - BLOCK)
+  column = corner[:, None] + jnp.arange(BLOCK, dtype=jnp.int32)[None]
   left = (column >= done[:, None]) & (column < lengths[:, None])
   k, v = (
     jnp.concatenate([jnp.take_along_axis(x, column[:, None, :, None], 2), tree], 2)
     for x, tree in ((k_cache, k_tree), (v_cache, v_tree))
   )
-  mask = jnp.concatenate([jnp.broadcast_to(left[:, None], (B, N, BLOCK)), tree_mask], 2)
+  sees = jnp.broadcast_to(left[:, None], (B, N, BLOCK))
+  if start is not None:
+    sees = sees & (column[:, None] >= start[:, :, None])
+  mask = jnp.concatenate([sees, tree_mask], 2)
   mask = jnp.broadcast_to(mask[:, None, None], (B, 1, H // K, N, mask.shape[2]))
   mask = mask.reshape(B, 1, R, -1)
   v = jnp.where(mask.any(2)[..., None], v, 0)  # 0 times NaN is NaN
   near = jnp.einsum(
     "bkrc,bksc->bkrs", rows[:, :R].reshape(B, K, R, C), k, preferred_element_type=jnp.float32
   )
-  near = jnp.where(mask, near, -jnp.inf)
+  near = jnp.where(mask, capped(near, cap), -jnp.inf)
 
   top = jnp.maximum(near.max(-1), far.top.max(0))
+  sink = None if sinks is None else jnp.repeat(sinks.astype(jnp.float32), N).reshape(1, K, R)
+  if sink is not None:
+    top = jnp.maximum(top, sink)
   weight, share = jnp.exp(near - top[..., None]), jnp.exp(far.top - top[None])
   total = weight.sum(-1) + (share * far.total).sum(0)
+  if sink is not None:
+    total = total + jnp.exp(sink - top)
   out = (share[..., None] * far.out).sum(0) + jnp.einsum(
     "bkrs,bksc->bkrc", weight.astype(v.dtype), v, preferred_element_type=jnp.float32
   )

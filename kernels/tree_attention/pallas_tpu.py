@@ -2,10 +2,13 @@
 
 The grid runs over batch, key/value head and blocks of the prefix. A head's rows, group times nodes,
 share its keys. The tree comes first: a node sees itself, so the running maximum is finite from then
-on. Blocks that are seen whole need no mask.
+on. Blocks that are seen whole need no mask. A window is a number for each node, the first row that
+it sees; it masks the blocks that it cuts, and those before it are skipped.
 
 Letters: those of `reference`, and R = G N rows of a head, P rows of a block, J blocks.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from specjax import checks
 from specjax.kernels.tree_attention.quantised import Cached, Quantised
-from specjax.kernels.tree_attention.reference import Result
+from specjax.kernels.tree_attention.reference import Result, capped
 
 LANES = 128
 WIDTHS = (64, 80, 96, 128, 192, 256)  # of a head; in memory a row fills whole lanes
@@ -29,12 +32,31 @@ def _dot(a: Array, b: Array, contract: tuple[int, int]) -> Array:
 
 
 def _kernel(
-  live, fetch, q, k, v, k_tree, v_tree, mask, visible, out, top_out, total_out, top, total, mixed
+  live,
+  fetch,
+  q,
+  k,
+  v,
+  k_tree,
+  v_tree,
+  mask,
+  visible,
+  start,
+  sinks,
+  out,
+  top_out,
+  total_out,
+  top,
+  total,
+  mixed,
+  *,
+  cap: float | None,
 ):
   """Adds one block. `live` and `fetch` i32[B, J] lie in scalar memory; the last three are scratch.
 
   k and v are a block [P, C], or Quantised with scale [1, P]; `visible` is (i8[1, P],), or () where
-  nodes see the first rows.
+  nodes see the first rows; `start` is (i32[R, 1],), or () without a window; `sinks` is (f32[R, 1],)
+  or ().
   """
   b, j = pl.program_id(0), pl.program_id(2)
   del fetch  # the index maps use it
@@ -53,8 +75,12 @@ def _kernel(
     score = _dot(q[...], keys, (1, 1))
     if key_scale is not None:
       score = score * key_scale
+    score = capped(score, cap)
     if seen is not None:
       score = jnp.where(seen(score.shape, 1), score, LOW)
+      if start:  # a node may see no row of the block, and none before it
+        column = j * size + jax.lax.broadcasted_iota(jnp.int32, score.shape, 1)
+        score = jnp.where(column >= start[0][...], score, 2 * LOW)
       if value_scale is None:
         values = jnp.where(seen(values.shape, 0), values, 0)  # 0 times NaN is NaN
       else:
@@ -81,16 +107,22 @@ def _kernel(
   def _():
     group = q.shape[0] // mask.shape[0]
     seen = jnp.concatenate([mask[...].astype(jnp.float32)] * group, 0) > 0
-    score = jnp.where(seen, _dot(q[...], k_tree[...], (1, 1)), LOW)
+    score = jnp.where(seen, capped(_dot(q[...], k_tree[...], (1, 1)), cap), LOW)
     best = score.max(-1, keepdims=True)
+    if sinks:
+      best = jnp.maximum(best, sinks[0][...])
     weight = jnp.where(seen, jnp.exp(score - best), 0.0)
     top[...] = jnp.broadcast_to(best, top.shape)
-    total[...] = jnp.broadcast_to(weight.sum(-1, keepdims=True), total.shape)
+    whole = weight.sum(-1, keepdims=True)
+    if sinks:
+      whole = whole + jnp.exp(sinks[0][...] - best)
+    total[...] = jnp.broadcast_to(whole, total.shape)
     mixed[...] = _dot(weight.astype(v_tree.dtype), v_tree[...], (1, 0))
 
   size = jax.tree.leaves(k)[0].shape[0]
   pl.when(n == size)(lambda: join(None))
-  pl.when((n > 0) & (n < size))(lambda: join(marked_rows if visible else first_rows))
+  in_part = marked_rows if visible else first_rows
+  pl.when((n > 0) & (n != size if start else n < size))(lambda: join(in_part))
 
   @pl.when(j == pl.num_programs(2) - 1)
   def _():
@@ -100,16 +132,21 @@ def _kernel(
     total_out[...] = total[...]
 
 
-def plan(prefix: Array, size: int, J: int) -> tuple[Array, Array]:
+def plan(prefix: Array, size: int, J: int, start: Array | None = None) -> tuple[Array, Array]:
   """(rows seen in each block i32[B, J], the block to fetch i32[B, J]).
 
-  Where no row is seen, the block before is named again, so nothing is fetched.
+  Where no row is seen, the block before is named again, so nothing is fetched. Of a whole block
+  that the windows cut, size + 1 are seen.
   """
   block = jnp.arange(J, dtype=jnp.int32)[None]
   if prefix.dtype == bool:
     live = prefix.reshape(-1, J, size).sum(-1, dtype=jnp.int32)
   else:
     live = jnp.clip(prefix[:, None] - block * size, 0, size)
+  if start is not None:
+    least, most = start.min(1, keepdims=True), start.max(1, keepdims=True)
+    live = jnp.where((live == size) & (block * size < most), size + 1, live)
+    live = jnp.where((block + 1) * size > least, live, 0)
   first = jnp.argmax(live > 0, 1, keepdims=True).astype(jnp.int32)
   return live, jax.lax.cummax(jnp.where(live > 0, block, first), axis=1)
 
@@ -125,6 +162,9 @@ def tree_attention(
   scale: float,
   *,
   block: int,
+  start: Array | None = None,
+  cap: float | None = None,
+  sinks: Array | None = None,
   interpret=False,
 ) -> Result:
   """See `api.tree_attention`.
@@ -147,6 +187,11 @@ def tree_attention(
     prefix = jnp.pad(prefix, ((0, 0), (0, J * size - S)))
   rows = (q.astype(jnp.float32) * scale).astype(q.dtype).reshape(B, K, R, C)
   visible = (prefix.astype(jnp.int8)[:, None],) if prefix.dtype == bool else ()
+  # A number for each row of a head, as they are multiplied: the group's heads, of each its nodes.
+  starts = () if start is None else (jnp.tile(start, (1, H // K))[..., None],)
+  own_sinks: tuple[Array, ...] = ()
+  if sinks is not None:
+    own_sinks = (jnp.repeat(sinks.astype(jnp.float32), N).reshape(K, R, 1),)
 
   def of_head(*shape: int) -> pl.BlockSpec:
     return pl.BlockSpec((None, None, *shape), lambda b, h, j, live, fetch: (b, h, 0, 0))
@@ -166,8 +211,10 @@ def tree_attention(
   of_tree = of_head(*k_tree.shape[2:])
   of_mask = pl.BlockSpec((None, *tree_mask.shape[1:]), lambda b, h, j, live, fetch: (b, 0, 0))
   of_visible = pl.BlockSpec((None, 1, size), lambda b, h, j, live, fetch: (b, 0, fetch[b, j]))
+  of_start = pl.BlockSpec((None, R, 1), lambda b, h, j, live, fetch: (b, 0, 0))
+  of_sink = pl.BlockSpec((None, R, 1), lambda b, h, j, live, fetch: (h, 0, 0))
   out, top, total = pl.pallas_call(
-    _kernel,
+    functools.partial(_kernel, cap=cap),
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=2,
       grid=(B, K, J),
@@ -179,6 +226,8 @@ def tree_attention(
         of_tree,
         of_mask,
         tuple(of_visible for _ in visible),
+        tuple(of_start for _ in starts),
+        tuple(of_sink for _ in own_sinks),
       ],
       out_specs=[of_head(R, C), of_head(R, LANES), of_head(R, LANES)],
       scratch_shapes=[pltpu.VMEM((R, width), jnp.float32) for width in (LANES, LANES, C)],
@@ -196,7 +245,7 @@ def tree_attention(
     ),
     interpret=interpret,
   )(
-    *plan(prefix, size, J),
+    *plan(prefix, size, J, start),
     rows,
     in_place(k_cache),
     in_place(v_cache),
@@ -204,6 +253,8 @@ def tree_attention(
     v_tree,
     tree_mask.astype(jnp.int8),
     visible,
+    starts,
+    own_sinks,
   )
   top, total = (x[..., 0].reshape(B, H, N) for x in (top, total))
   return Result(out.reshape(B, H, N, C), jnp.where(total > 0, top, -jnp.inf), total)

@@ -17,13 +17,18 @@ class Result(NamedTuple):
 
   Attributes:
     out: [B, H, N, C], in q's dtype; 0 where a node sees nothing.
-    top: f32[B, H, N], the largest score; -inf where a node sees nothing.
-    total: f32[B, H, N], the sum of exp(score - top).
+    top: f32[B, H, N], the largest score, a sink's included; -inf where a node sees nothing.
+    total: f32[B, H, N], the sum of exp(score - top), a sink's included.
   """
 
   out: Array
   top: Array
   total: Array
+
+
+def capped(score: Array, cap: float | None) -> Array:
+  """cap tanh(score / cap), or `score` where there is no cap."""
+  return score if cap is None else cap * jnp.tanh(score / cap)
 
 
 def tree_attention(
@@ -35,6 +40,10 @@ def tree_attention(
   v_tree: Array,
   tree_mask: Array,
   scale: float,
+  *,
+  start: Array | None = None,
+  cap: float | None = None,
+  sinks: Array | None = None,
 ) -> Result:
   """Softmax of `scale` q k over what each node sees; see `api.tree_attention` for the arguments.
 
@@ -50,13 +59,21 @@ def tree_attention(
     return jnp.concatenate([cache.astype(jnp.float32), tree.astype(jnp.float32)], 2)
 
   k, v = together(k_cache, k_tree), together(v_cache, v_tree)
-  mask = jnp.concatenate(
-    [jnp.broadcast_to(visible[:, None], (B, N, visible.shape[1])), tree_mask], 2
-  )[:, None, None]
-  score = jnp.where(mask, jnp.einsum("bkgnc,bksc->bkgns", rows, k) * scale, -jnp.inf)
+  S = visible.shape[1]
+  far = jnp.broadcast_to(visible[:, None], (B, N, S))
+  if start is not None:
+    far = far & (jnp.arange(S, dtype=jnp.int32)[None, None] >= start[:, :, None])
+  mask = jnp.concatenate([far, tree_mask], 2)[:, None, None]
+  score = capped(jnp.einsum("bkgnc,bksc->bkgns", rows, k) * scale, cap)
+  score = jnp.where(mask, score, -jnp.inf)
   top = score.max(-1)
+  sink = None if sinks is None else sinks.astype(jnp.float32).reshape(1, K, H // K, 1)
+  if sink is not None:
+    top = jnp.maximum(top, sink)
   weight = jnp.where(mask, jnp.exp(score - jnp.where(jnp.isfinite(top), top, 0)[..., None]), 0)
   total = weight.sum(-1)
+  if sink is not None:
+    total = total + jnp.exp(sink - top)
   out = jnp.einsum("bkgns,bksc->bkgnc", weight, v)
   out = jnp.where(total[..., None] > 0, out / jnp.where(total > 0, total, 1)[..., None], 0)
   return Result(

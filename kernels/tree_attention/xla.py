@@ -12,7 +12,7 @@ from jax import Array
 
 from specjax.kernels.platform import platform
 from specjax.kernels.tree_attention.quantised import Cached, Quantised
-from specjax.kernels.tree_attention.reference import Result
+from specjax.kernels.tree_attention.reference import Result, capped
 
 WIDE = 4  # blocks as one: each takes ten microseconds on a CPU, whatever it holds
 FEW = 32  # R at most, as many rows have more to do in a block
@@ -29,19 +29,23 @@ def tree_attention(
   scale: float,
   *,
   block: int,
+  start: Array | None = None,
+  cap: float | None = None,
+  sinks: Array | None = None,
 ) -> Result:
-  """See `reference`; blocks of `block` (static) rows past the last visible row are not read.
+  """See `reference`; blocks of `block` (static) rows that no node sees are not read, where they lie
+  past the last visible row or before the first `start`.
 
   Texts do not depend on the lengths of their neighbours in the batch: a block of which a text sees
   nothing changes no bit of its result.
   """
-  attend = functools.partial(_attend, k_cache, v_cache, scale, block)
-  rows = (q, visible, k_tree, v_tree, tree_mask)
+  attend = functools.partial(_attend, k_cache, v_cache, scale, block, cap, sinks)
+  rows = (q, visible, k_tree, v_tree, tree_mask, start)
   if len(q) == 1 or not _one_by_one():
     return attend(jnp.int32(0), *rows)
 
   def text(b: Array) -> Result:
-    own = [jax.lax.dynamic_slice_in_dim(x, b, 1) for x in rows]
+    own = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, b, 1), rows)
     return jax.tree.map(lambda x: x[0], attend(b, *own))
 
   return jax.lax.map(text, jnp.arange(len(q), dtype=jnp.int32))
@@ -62,14 +66,17 @@ def _attend(
   v_cache: Cached,
   scale: float,
   block: int,
+  cap: float | None,
+  sinks: Array | None,
   at: Array,
   q: Array,
   visible: Array,
   k_tree: Array,
   v_tree: Array,
   tree_mask: Array,
+  since: Array | None,
 ) -> Result:
-  """`tree_attention` for the texts whose rows in the caches begin at `at`."""
+  """`tree_attention` for the texts whose rows in the caches begin at `at`; `since` is `start`."""
   B, H, N, C = q.shape
   (K, M), S = k_tree.shape[1:3], visible.shape[1]
   G, size = H // K, min(block, S)
@@ -100,23 +107,35 @@ def _attend(
     jnp.full((B, K, G * N), -jnp.inf),
     jnp.zeros((B, K, G * N)),
   )
-  carry = join(nothing, jnp.where(mask, scores(k_tree), -jnp.inf), v_tree)
+  if sinks is not None:  # each is a key that all see, with a value of 0
+    sink = jnp.repeat(sinks.astype(jnp.float32).reshape(1, K, G), N, 2)
+    nothing = nothing[0], jnp.broadcast_to(sink, nothing[1].shape), jnp.ones((B, K, G * N))
+  carry = join(nothing, jnp.where(mask, capped(scores(k_tree), cap), -jnp.inf), v_tree)
 
   column = jnp.arange(S, dtype=jnp.int32)
   end = jnp.where(visible, column[None] + 1, 0).max()
+  begin = None  # where the first block begins, if not at 0
+  if since is not None:
+    begin = jnp.clip(since.min(), 0, end) // size * size
+    end = end - begin
 
   def step(size: int, j: Array, carry):
-    first = j * size
+    first = j * size if begin is None else begin + j * size
     start = jnp.minimum(first, S - size)  # the last block starts earlier, skipping rows it has read
 
     def cached(x: Array) -> Array:
-      begin = (at, jnp.int32(0), start, *(jnp.int32(0),) * (x.ndim - 3))
-      return jax.lax.dynamic_slice(x, begin, (B, K, size, *x.shape[3:]))
+      corner = (at, jnp.int32(0), start, *(jnp.int32(0),) * (x.ndim - 3))
+      return jax.lax.dynamic_slice(x, corner, (B, K, size, *x.shape[3:]))
 
     k, v = jax.tree.map(cached, (k_cache, v_cache))
     seen = jax.lax.dynamic_slice_in_dim(visible, start, size, 1)
     seen = (seen & (start + column[:size] >= first)[None])[:, None]
-    score = jnp.where(seen[:, :, None], scores(k), -jnp.inf)
+    sees = seen[:, :, None]
+    if since is not None:
+      near = start + column[None, None, :size] >= since[:, :, None]
+      near = jnp.broadcast_to(near[:, None, None], (B, 1, G, N, size)).reshape(B, 1, G * N, size)
+      sees = sees & near
+    score = jnp.where(sees, capped(scores(k), cap), -jnp.inf)
     if isinstance(v, Quantised):  # 0 times NaN is NaN
       v = v._replace(scale=jnp.where(seen, v.scale, 0))
     else:

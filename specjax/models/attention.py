@@ -28,7 +28,7 @@ def attend(
   k: Array,
   v: Array,
   mask: Array,
-  prefix: tuple[Array, Array, Array] | None,
+  prefix: tuple[Array, ...] | None,
   cap: float | None = None,
   sinks: Array | None = None,
 ) -> Array:
@@ -44,9 +44,10 @@ def attend(
     mask: bool[B, N, M], node i sees fresh row j. Every node must see one row at least, its own.
     prefix: (k [B, K, S, C], v, visible) or None. `visible` says which rows are seen: the first ones
       by all nodes, i32[B]; any by all nodes, bool[B, S]; or any by each node, bool[B, N, S]. Keys
-      and values [B, K, N, S, C] are rows that one node each sees, all of them.
-    cap: c of scores c tanh(s / c), static; one product reads their prefix, for blocks have no cap.
-    sinks: f32[H], scores without values, beside those of each head's rows; read like capped ones.
+      and values [B, K, N, S, C] are rows that one node each sees, all of them. A fourth part
+      i32[B, N] is the first of the rows that a node sees, where a window hides those before it.
+    cap: c of scores c tanh(s / c), static.
+    sinks: f32[H], scores without values, beside those of each head's rows.
 
   Returns:
     [B, N, H * C].
@@ -58,9 +59,9 @@ def attend(
   if together < N:
     return _by_parts(q, k, v, mask, prefix, together, cap, sinks)
   shared = prefix is not None and prefix[0].ndim == 4 and prefix[2].ndim < 3
-  plain = cap is None and sinks is None
-  if prefix is not None and shared and plain and reads_blocks(q, prefix[0], prefix[2]):
-    out = tree_attention(q, *prefix, k, v, mask)
+  start = prefix[3] if prefix is not None and len(prefix) > 3 else None
+  if prefix is not None and shared and reads_blocks(q, prefix[0], prefix[2], start, sinks, cap):
+    out = tree_attention(q, *prefix[:3], k, v, mask, start=start, cap=cap, sinks=sinks)
     return out.swapaxes(1, 2).reshape(B, N, H * C)
   q = (q * C**-0.5).reshape(B, K, -1, C)  # the group's heads and the nodes are rows of one matmul
 
@@ -95,11 +96,13 @@ def attend(
     p = jnp.exp(s - top)
     out, total = mix(p, v), p.sum(-1, keepdims=True)
   else:
-    prefix_k, prefix_v, visible = prefix
+    prefix_k, prefix_v, visible = prefix[:3]
     if visible.ndim == 1:
       visible = jnp.arange(prefix_k.shape[2])[None] < visible[:, None]
     if visible.ndim == 2:
       visible = visible[:, None]
+    if start is not None:
+      visible = visible & (jnp.arange(prefix_k.shape[2])[None, None] >= start[:, :, None])
     # Otherwise XLA on GPU joins the two products with q, for which it copies cache and tree.
     far = scores(jax.lax.optimization_barrier(q), prefix_k, visible)
     top = jnp.maximum(top, far.max(-1, keepdims=True))
@@ -144,7 +147,7 @@ def _by_parts(
   k: Array,
   v: Array,
   mask: Array,
-  prefix: tuple[Array, Array, Array] | None,
+  prefix: tuple[Array, ...] | None,
   together: int,
   cap: float | None,
   sinks: Array | None,
@@ -165,6 +168,8 @@ def _by_parts(
       far = nodes(far[0], 2), nodes(far[1], 2), far[2]
     if far is not None and far[2].ndim == 3:
       far = far[0], far[1], nodes(far[2], 1)
+    if far is not None and len(far) > 3:
+      far = *far[:3], nodes(far[3], 1)
     return attend(nodes(q, 2), k, v, nodes(mask, 1), far, cap, sinks)
 
   parts = jax.lax.map(part, jnp.arange(count, dtype=jnp.int32))

@@ -173,7 +173,7 @@ def of_layer(config: Config, number: int) -> TransformerBlock:
 class Layers(nn.Module):
   """Blocks `layer_0`, `layer_1`, ... of one config, and the masks and angles that they share.
 
-  A layer with a sliding window keeps its whole cache.
+  A layer with a sliding window keeps its whole cache, and reads the blocks that the window meets.
 
   `attention_width` is that of the first block. With `remat` a gradient keeps what goes into each
   layer, and computes the rest again.
@@ -231,25 +231,23 @@ class Layers(nn.Module):
     rows = None if cache is None else kv_cache.rows_of(cache)
 
     @functools.cache
-    def seen(window: int | None) -> tuple[Array, Array | None]:
+    def seen(window: int | None) -> tuple[Array, list[Array | None]]:
       """What a layer of this window sees: `mask`, and what is visible of the cache."""
-      own, far = mask, visible
+      own, far = mask, [visible]
       if window is not None and mask.shape[2] != M:
         near = position[:, :, None] - position[:, None, :] < window
         own = jnp.concatenate([mask[..., :M], mask[..., M:] & near], 2)
       if rows is not None and visible is None:
-        far = cache.length
+        far = [cache.length]
         if window is not None and rows.k[0].ndim == 4:
-          column = jnp.arange(rows.k[0].shape[2])[None, None]
-          far = column < cache.length[:, None, None]
-          far = far & (position[:, :, None] - column < window)
+          far += [position - window + 1]
       return own, far
 
     ks, vs, inputs = [], [], []
     for i, block in list(enumerate(self.blocks))[start:stop]:
       inputs.append(x)
       own, far = seen(self.config.of_layer(i).window)
-      prefix = None if rows is None else (rows.k[i], rows.v[i], far)
+      prefix = None if rows is None else (rows.k[i], rows.v[i], *far)
       before = None if earlier is None else (earlier.k[i], earlier.v[i])
       x, k, v = block(x, angle[i], own, prefix, before, attention_input if i == start else None)
       ks.append(k)

@@ -46,19 +46,33 @@ def case(seed, B, K, G, N, S, C, lengths, dtype=np.float32):
   )  # fmt: skip
 
 
-def truth(q, k_cache, v_cache, prefix, k_tree, v_tree, mask):
+def windowed(seed, arguments, window):
+  """Where the window of every node begins, nodes being up to N below the cached text."""
+  lengths, N = np.asarray(arguments[3]), arguments[0].shape[2]
+  depth = np.sort(np.random.default_rng(seed).integers(0, N, (len(lengths), N)))
+  return (lengths[:, None] + depth - window + 1).astype(np.int32)
+
+
+def truth(
+  q, k_cache, v_cache, prefix, k_tree, v_tree, mask, *, start=None, cap=None, sinks=None
+):  # fmt: skip
   """(out, top, total) in float64."""
   B, H, N, C = q.shape
   G, S = H // k_cache.shape[1], k_cache.shape[2]
   visible = prefix if prefix.dtype == bool else np.arange(S) < prefix[:, None]
   out, top, total = np.zeros(q.shape), np.full((B, H, N), -np.inf), np.zeros((B, H, N))
   for b, h, i in np.ndindex(B, H, N):
+    far = visible[b] if start is None else visible[b] & (np.arange(S) >= start[b, i])
     keys, values = (
-      np.concatenate([c[b, h // G, visible[b]], t[b, h // G, mask[b, i]]]).astype(np.float64)
+      np.concatenate([c[b, h // G, far], t[b, h // G, mask[b, i]]]).astype(np.float64)
       for c, t in ((k_cache, k_tree), (v_cache, v_tree))
     )
-    if len(keys):
-      score = keys @ q[b, h, i].astype(np.float64) * C**-0.5
+    score = keys @ q[b, h, i].astype(np.float64) * C**-0.5
+    if cap is not None:
+      score = cap * np.tanh(score / cap)
+    if sinks is not None:
+      score, values = np.append(score, sinks[h]), np.append(values, np.zeros((1, C)), 0)
+    if len(score):
       top[b, h, i] = score.max()
       weight = np.exp(score - score.max())
       total[b, h, i] = weight.sum()
@@ -76,10 +90,10 @@ def assert_close(got, wanted, tolerance):
     np.testing.assert_allclose(x[finite] / scale, y[finite] / scale, atol=tolerance, err_msg=name)
 
 
-def run(name, arguments, block=BLOCK, interpret=True):
+def run(name, arguments, block=BLOCK, interpret=True, **seen):
   """The implementation `name`; the prefix in blocks, the TPU kernel simulated."""
   arguments = jax.tree.map(jnp.asarray, arguments)
-  options = {"scale": arguments[0].shape[-1] ** -0.5}
+  options = {"scale": arguments[0].shape[-1] ** -0.5, **seen}
   if name == "pallas_tpu":
     options |= {"block": block, "interpret": interpret}
     f = pallas_tpu.tree_attention

@@ -4,23 +4,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import assert_close, case, truth
+from attention_cases import assert_close, case, truth, windowed
 
 from specjax.kernels.tree_attention import pallas_gpu
 from specjax.kernels.tree_attention.reference import Result
 
 
-def whole_blocks(q, k, v, lengths, splits):
+def whole_blocks(q, k, v, lengths, splits, window=(), cap=None):
   """What the kernel gives, by its definition."""
-  S = k.shape[1]
+  S, heads = k.shape[1], q.shape[0] // len(lengths)
   blocks = lengths // pallas_gpu.BLOCK
-  share = -(-blocks // splits)
+  begin = window[0] if window else jnp.zeros_like(blocks)
+  share = -(-(blocks - begin) // splits)
   column = jnp.arange(S) // pallas_gpu.BLOCK
   column, blocks, share = column[None, None], blocks[None, :, None], share[None, :, None]
-  first = jnp.arange(splits)[:, None, None] * share
+  first = begin[None, :, None] + jnp.arange(splits)[:, None, None] * share
   seen = (column >= first) & (column < jnp.minimum(first + share, blocks))
-  seen = jnp.repeat(seen, q.shape[0] // len(lengths), 1)[:, :, None]
-  score = jnp.where(seen, jnp.einsum("hrc,hsc->hrs", q, k)[None], -jnp.inf)
+  seen = jnp.repeat(seen, heads, 1)[:, :, None]
+  if window:
+    near = jnp.arange(S)[None, None] >= window[1][:, :, None]
+    seen = seen & jnp.repeat(near, heads, 0)[None]
+  score = jnp.einsum("hrc,hsc->hrs", q, k)[None]
+  if cap is not None:
+    score = cap * jnp.tanh(score / cap)
+  score = jnp.where(seen, score, -jnp.inf)
   top = jnp.maximum(score.max(-1), -1e30)
   weight = jnp.exp(score - top[..., None])
   v = jnp.where(seen.any((0, 2))[..., None], v, 0)
@@ -28,27 +35,33 @@ def whole_blocks(q, k, v, lengths, splits):
 
 
 @pytest.mark.slow
-@pytest.mark.full(but=["(2, 1, 4*"])
+@pytest.mark.full(but=["*(2, 1, 4*"])
 @pytest.mark.parametrize(
   "shape",
   [(3, 2, 2, 5, 1024, 64, (0, 63, 1024)), (2, 1, 4, 16, 1100, 64, (64, 1099))],
   ids=str,
 )
-def test_the_parts_merge_to_the_truth(shape, monkeypatch):
+@pytest.mark.parametrize("local", [False, True], ids=["all", "local"])
+def test_the_parts_merge_to_the_truth(shape, local, monkeypatch):
   monkeypatch.setattr(pallas_gpu, "_whole_blocks", whole_blocks)
-  arguments = case(0, *shape)
-  got = pallas_gpu.tree_attention(*map(jnp.asarray, arguments), shape[5] ** -0.5)
-  assert_close(got, truth(*arguments), 2e-6)
+  arguments, seen = case(0, *shape), {}
+  if local:
+    sinks = np.linspace(-2, 2, shape[1] * shape[2], dtype=np.float32)
+    seen = {"start": windowed(0, arguments, 200), "cap": 2.0, "sinks": sinks}
+  got = pallas_gpu.tree_attention(*map(jnp.asarray, arguments), shape[5] ** -0.5, **seen)
+  assert_close(got, truth(*arguments, **seen), 2e-6)
 
 
-@pytest.mark.parametrize("N", [1, 16, 64])
-@pytest.mark.parametrize("C", [64, 128])
-def test_every_shape_lowers_for_cuda(N, C):
+@pytest.mark.parametrize(
+  ("N", "C", "cap"), [(n, c, None) for n in (1, 16, 64) for c in (64, 128)] + [(16, 128, 30.0)]
+)
+def test_every_shape_lowers_for_cuda(N, C, cap):
   shape = (2, 2, 4, N, 1024, C, (1024, 100))
   arguments = jax.eval_shape(lambda: tuple(map(jnp.asarray, case(0, *shape, dtype=jnp.bfloat16))))
 
   def attention(*arguments):
-    return pallas_gpu.tree_attention(*arguments, 1.0)
+    start = None if cap is None else jnp.zeros((2, N), jnp.int32)
+    return pallas_gpu.tree_attention(*arguments, 1.0, start=start, cap=cap)
 
   lowered = jax.jit(attention).trace(*arguments).lower(lowering_platforms=("cuda",))
   assert "mosaic_gpu" in lowered.as_text()
@@ -71,12 +84,17 @@ unsettled = pytest.mark.skipif(  # a failed simulation would spoil the tests aft
 
 
 @pytest.mark.slow
-@pytest.mark.full(but=["100"])
-@pytest.mark.parametrize("length", [0, 100, pytest.param(300, marks=unsettled)])
-def test_the_kernel_gives_the_parts(length, monkeypatch, capfd):
+@pytest.mark.full(but=["100-*", "300-150-*"])
+@pytest.mark.parametrize(
+  ("length", "window", "cap"),
+  [(0, None, None), (100, None, None), pytest.param(300, None, None, marks=unsettled),
+   pytest.param(300, 150, 1.5, marks=unsettled)],
+)  # fmt: skip
+def test_the_kernel_gives_the_parts(length, window, cap, monkeypatch, capfd):
   """Warpgroups, barriers and copies are simulated; products are plain ones."""
   params = pytest.importorskip("jax._src.pallas.mosaic_gpu.interpret.params")
   monkeypatch.setattr(pallas_gpu.plgpu, "layout_cast", lambda x, layout: x)
+  monkeypatch.setattr(pallas_gpu, "_of_rows", lambda ref: ref[...])
   monkeypatch.setattr(pallas_gpu, "_turned", Turned)
   monkeypatch.setattr(
     pallas_gpu, "_product",
@@ -88,10 +106,16 @@ def test_the_kernel_gives_the_parts(length, monkeypatch, capfd):
     for key, rows in zip(keys, (64, 512, 512), strict=True)
   )
   arguments = (q, k, v, jnp.full(1, length, jnp.int32))
+  seen = ()
+  if window is not None:  # of rows that are up to 63 deep
+    start = length - window + jnp.arange(64, dtype=jnp.int32)[None]
+    seen = start[:, 0] // pallas_gpu.BLOCK, start
   with params.force_gpu_interpret_mode(params.InterpretGPUParams(detect_races=True)):
     # The simulator computes with jax in callbacks; beside other work of ours it can wait forever.
-    got = jax.block_until_ready(jax.jit(pallas_gpu._whole_blocks, static_argnums=4)(*arguments, 1))
-  wanted = whole_blocks(*(x.astype(jnp.float32) for x in arguments[:3]), arguments[3], 1)
+    kernel = jax.jit(pallas_gpu._whole_blocks, static_argnums=(4, 6))
+    got = jax.block_until_ready(kernel(*arguments, 1, seen, cap))
+  exact = (x.astype(jnp.float32) for x in arguments[:3])
+  wanted = whole_blocks(*exact, arguments[3], 1, seen, cap)
   for x, y in zip(got, wanted, strict=True):
     scale = jnp.maximum(jnp.abs(y).max(), 1)
     np.testing.assert_allclose(x / scale, y / scale, atol=1e-2)

@@ -1,5 +1,7 @@
 """Tree attention on a mesh is that of one device."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,13 +19,15 @@ def test_rows_and_heads_may_lie_on_other_devices(axes, int8):
   q, k, v, *rest = map(jnp.asarray, case(0, 4, 4, 2, 3, 300, 64, (0, 40, 256, 300)))
   k, v = map(quantise, (k, v)) if int8 else (k, v)
   arguments = (q, k, v, *rest)
+  local = {"start": jnp.zeros((4, 3), jnp.int32) + 30, "sinks": jnp.linspace(-1, 1, 8)}
+  attention = functools.partial(tree_attention, **(local if int8 else {}))
   mesh = jax.make_mesh(
     axes, ("data", "model"), (jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:4]
   )
-  alone = tree_attention(*arguments)
+  alone = attention(*arguments)
   with jax.set_mesh(mesh):
-    lowered = jax.jit(tree_attention).lower(*arguments)
-    got = jax.jit(tree_attention)(*arguments)
+    lowered = jax.jit(attention).lower(*arguments)
+    got = jax.jit(attention)(*arguments)
   np.testing.assert_allclose(got, alone, atol=1e-6)
   assert got.sharding.is_equivalent_to(NamedSharding(mesh, PartitionSpec("data", "model")), 4)
   assert "all_reduce" not in lowered.as_text() and "all_gather" not in lowered.as_text()

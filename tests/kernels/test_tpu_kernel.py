@@ -1,5 +1,6 @@
 """The TPU kernel without a TPU: simulated with its memories and cores, and lowered for it."""
 
+import functools
 import re
 
 import jax
@@ -72,8 +73,8 @@ def test_the_mask_is_small_beside_the_cache():
   assert masks == ["1x64x64"] and 64 * 64 <= 16 << 10
 
 
-def called(B=1, H=32, K=8, N=8, S=4096, C=128, dtype="bfloat16", int8=False):
-  """The arguments of a call, as shapes and dtypes."""
+def called(B=1, H=32, K=8, N=8, S=4096, C=128, dtype="bfloat16", int8=False, local=False):
+  """The arguments of a call, as shapes and dtypes, and what else it has."""
 
   def array(*axes, dtype=dtype):
     return jax.ShapeDtypeStruct(axes, jnp.dtype(dtype))
@@ -81,7 +82,8 @@ def called(B=1, H=32, K=8, N=8, S=4096, C=128, dtype="bfloat16", int8=False):
   tree, cache = array(B, K, N, C), array(B, K, S, C)
   cache = jax.eval_shape(quantise, cache) if int8 else cache
   mask = array(B, N, N, dtype="bool")
-  return array(B, H, N, C), cache, cache, array(B, dtype="int32"), tree, tree, mask
+  seen = {"start": array(B, N, dtype="int32"), "sinks": array(H, dtype="float32")} if local else {}
+  return (array(B, H, N, C), cache, cache, array(B, dtype="int32"), tree, tree, mask), seen
 
 
 @pytest.mark.parametrize(
@@ -98,8 +100,13 @@ def called(B=1, H=32, K=8, N=8, S=4096, C=128, dtype="bfloat16", int8=False):
     ({"C": 64}, None), ({"C": 80}, None), ({"C": 96}, None), ({"C": 192}, None), ({"C": 256}, None),
     ({"C": 72}, "heads are 72 wide, not 64, 80, 96, 128, 192 or 256"),
     ({"N": 512}, None),
+    ({"N": 433, "local": True}, None),
+    ({"N": 434, "local": True},
+     "434 nodes of 4 query heads to a key head do not fit beside a block"),
     ({"N": 513}, "513 nodes of 4 query heads to a key head do not fit beside a block"),
     ({"H": 24, "N": 384, "K": 4}, None),
+    ({"H": 64, "N": 312}, None),
+    ({"H": 64, "N": 313}, "313 nodes of 8 query heads to a key head do not fit beside a block"),
     ({"H": 24, "N": 512, "K": 4},
      "512 nodes of 6 query heads to a key head do not fit beside a block"),
     ({"H": 64, "K": 1, "N": 64},
@@ -113,10 +120,12 @@ def called(B=1, H=32, K=8, N=8, S=4096, C=128, dtype="bfloat16", int8=False):
 )  # fmt: skip
 def test_what_the_compiler_cannot_do_is_refused(call, reason, monkeypatch):
   monkeypatch.setattr(api, "platform", lambda: "tpu")
-  q, cache, _, prefix, *_ = arguments = called(**call)
-  assert api.refusals(q, cache, prefix)["pallas_tpu"] == reason
+  arguments, seen = called(**call)
+  q, cache, _, prefix, *_ = arguments
+  assert api.refusals(q, cache, prefix, **seen)["pallas_tpu"] == reason
   wanted = "xla" if reason else "pallas_tpu"
-  assert api.default_implementation(q, cache, prefix) == wanted
+  assert api.default_implementation(q, cache, prefix, **seen) == wanted
   if reason:
+    asked = functools.partial(tree_attention, implementation="pallas_tpu")
     with pytest.raises(ValueError, match=f"'pallas_tpu'.*{reason}"):
-      jax.eval_shape(lambda *x: tree_attention(*x, implementation="pallas_tpu"), *arguments)
+      jax.eval_shape(asked, *arguments, **seen)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import BLOCK, NAMES, SHAPES, assert_close, case, run, truth
+from attention_cases import BLOCK, NAMES, SHAPES, assert_close, case, run, truth, windowed
 
 from specjax.kernels.tree_attention import (
   api,
@@ -31,6 +31,55 @@ def test_every_implementation_is_the_truth(name, shape):
 def test_bfloat16_is_near_the_truth(name, shape):
   arguments = case(1, *shape, dtype=jnp.bfloat16)
   assert_close(run(name, arguments), truth(*arguments), 1e-2)
+
+
+def seen_by(arguments, window=None, cap=None, sinks=False):
+  """What else of a call there is: `start`, `cap` and `sinks`."""
+  heads = arguments[0].shape[1]
+  return {
+    "start": None if window is None else windowed(0, arguments, window),
+    "cap": cap,
+    "sinks": np.random.default_rng(0).normal(size=heads).astype(np.float32) if sinks else None,
+  }
+
+
+KINDS = {  # windows end in a block, at its end, or before every cached row of some nodes
+  "window 100": {"window": 100}, "window 129": {"window": 129}, "window 3": {"window": 3},
+  "cap": {"cap": 2.0}, "sinks": {"sinks": True},
+  "all": {"window": 140, "cap": 2.0, "sinks": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_windows_caps_and_sinks_are_the_truth(name, kind):
+  arguments = case(7, 3, 2, 2, 6, 600, 64, (0, 384, 590))
+  seen = seen_by(arguments, **KINDS[kind])
+  assert_close(run(name, arguments, **seen), truth(*arguments, **seen), 2e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_chunks_any_rows_and_nodes_that_see_nothing(name):
+  """Of a text in chunks of 256 the nodes before an edge see the last chunk, the others nothing."""
+  arguments = case(8, 2, 1, 2, 4, 600, 64, (510, 300), dtype=jnp.bfloat16)
+  arguments[-1][1, 3] = False
+  start = (arguments[3][:, None] + np.arange(4)) // 256 * 256
+  start[1, 3] = 600
+  seen = {"start": start.astype(np.int32), "cap": 5.0}
+  assert_close(run(name, arguments, **seen), truth(*arguments, **seen), 1e-2)
+  anywhere = np.arange(600) < arguments[3][:, None]
+  anywhere[:, ::3] = False
+  arguments = (*arguments[:3], anywhere, *arguments[4:])
+  assert_close(run(name, arguments, **seen), truth(*arguments, **seen), 1e-2)
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_blocks_before_a_window_are_not_read(name):
+  q, k, v, *rest = case(9, 2, 1, 2, 5, 640, 64, (640, 600))
+  seen = {"start": windowed(0, (q, k, v, *rest), 100)}
+  wanted = truth(q, k, v, *rest, **seen)
+  k[:, :, :384], v[:, :, :384] = np.nan, np.nan
+  assert_close(run(name, (q, k, v, *rest), **seen), wanted, 2e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -73,7 +122,8 @@ def test_blocks_that_are_read_together(nodes, monkeypatch):
   monkeypatch.setattr(xla, "_one_by_one", lambda: True)
   wide = xla.WIDE * BLOCK
   arguments = case(5, 4, 1, 2, nodes, 2 * wide + 40, 64, (wide - 1, wide, wide + 1, 2 * wide + 40))
-  assert_close(run("xla", arguments), truth(*arguments), 2e-6)
+  for seen in ({}, {"start": windowed(0, arguments, wide + 50)}):
+    assert_close(run("xla", arguments, **seen), truth(*arguments, **seen), 2e-6)
 
 
 @pytest.mark.parametrize("name", NAMES[1:])
@@ -117,6 +167,8 @@ def test_parts_of_a_prefix_merge_and_say_who_served_them():
   [
     ({"prefix": np.zeros(3, np.int32)}, r"`prefix\.shape` must be \(2,\), got \(3,\)\."),
     ({"prefix": np.ones((2, 3), bool)}, r"`prefix\.shape` must be \(2, 128\), got \(2, 3\)\."),
+    ({"start": np.zeros(2, np.int32)}, r"`start\.shape` must be \(2, 3\), got \(2,\)\."),
+    ({"sinks": np.zeros(1)}, r"`sinks\.shape` must be \(2,\), got \(1,\)\."),
     ({"implementation": "pallas_tpu"}, "the platform is cpu, not tpu"),
   ],
 )

@@ -43,6 +43,18 @@ def test_blocks_and_one_product_agree(visible, monkeypatch):
   np.testing.assert_allclose(in_blocks, at_once, atol=2e-6)
 
 
+def test_a_window_a_cap_and_sinks_are_read_in_blocks_too(monkeypatch):
+  q, k, v, mask, (far_k, far_v, length) = draw(3, 5, first_rows(0, 255, 1024))
+  prefix = far_k, far_v, length, length[:, None] + jnp.arange(5, dtype=jnp.int32)[None] - 99
+  arguments = (q, k, v, mask, prefix, 2.0, jnp.linspace(-1, 1, H))
+  in_blocks = jax.jit(attention.attend, static_argnums=5).lower(*arguments)
+  assert not re.search(rf"dot_general.*-> tensor<[0-9x]*x{S}(x\d+)?xf32>", in_blocks.as_text())
+  monkeypatch.setattr(attention, "reads_blocks", lambda *_: False)
+  at_once = jax.jit(lambda *a: attention.attend(*a, *arguments[5:]))(*arguments[:5])
+  got = in_blocks.compile()(*arguments[:5], arguments[6])
+  np.testing.assert_allclose(got, at_once, atol=2e-6)
+
+
 @pytest.mark.parametrize("N", [1, 8])
 def test_a_row_is_the_row_alone_whatever_its_neighbours_length(N):
   q, k, v, mask, prefix = draw(3, N, first_rows(40, 300, 1000))
