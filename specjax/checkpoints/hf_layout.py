@@ -17,6 +17,7 @@ from specjax.base import Params
 from specjax.checkpoints.files import Shapes, Tensors
 from specjax.models import sharding
 from specjax.models.config import Config, Experts
+from specjax.models.groups import Groups, concatenate
 from specjax.models.weights import Matrix, parameter
 
 
@@ -290,26 +291,39 @@ def assemble(
       raise ValueError(f"the checkpoint has tensor {name}, for which {config} has no place.")
   if mesh is not None and weights == "float":
     return {"params": unflatten_dict(_spread(layout, read, dtype, mesh))}
+
+  def made(path: tuple[str, ...], parts: list[Fusion]) -> Matrix:
+    """The parameter at a path; what it is made of is gone before the next is read."""
+    arrays = [
+      p.ours(
+        read(p.name, () if p.shape == wanted[p.name] else (slice(p.first, p.first + p.shape[0]),))
+      )
+      for p in parts
+    ]
+    whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    if isinstance(parts, Stack):
+      whole = whole.reshape(parts.height, -1, whole.shape[1])
+    # A router's choice jumps where its logits change a little.
+    own = "float" if path[-1] == "router" or path[-1].endswith("_bias") else weights
+    return parameter(whole, dtype, own, looked_up=path[-1] == "embedding")
+
   params: dict[tuple[str, ...], Any] = {}
   for path, parts in layout.items():
     if own_bits is not None and (held := own_bits(path, parts)):
       params |= held
       continue
-    whole = np.concatenate(
-      [
-        p.ours(
-          read(p.name, () if p.shape == wanted[p.name] else (slice(p.first, p.first + p.shape[0]),))
-        )
-        for p in parts
-      ]
-    )
-    if isinstance(parts, Stack):
-      whole = whole.reshape(parts.height, -1, whole.shape[1])
-    # A router's choice jumps where its logits change a little.
-    own = "float" if path[-1] == "router" or path[-1].endswith("_bias") else weights
-    params[path] = parameter(whole, dtype, own, looked_up=path[-1] == "embedding")
+    params[path] = made(path, parts)
   found = {"params": unflatten_dict(params)}
   return found if mesh is None else sharding.place(found, mesh)
+
+
+def joined(path: tuple[str, ...], made: Sequence[Matrix]) -> dict[tuple[str, ...], Matrix]:
+  """A parameter of its parts; those that lie in different ways are apart, as on a mesh."""
+  held = [w for w in made if isinstance(w, Groups)]
+  if len(held) == len(made) and (whole := concatenate(held)) is not None:
+    return {path: whole}
+  names = sharding.apart(path[-1])
+  return {(*path[:-1], name): w for name, w in zip(names, made, strict=True)}
 
 
 def _spread(layout: Layout, read: Read, dtype: DTypeLike, mesh: Mesh) -> dict[Any, Array]:

@@ -23,8 +23,7 @@ class ModelOptions:
     dtype: of the arithmetic, and of weights that --weights leaves as they are.
     weights: bfloat16 keeps matrices in 16 bits and multiplies in them; int8 keeps them in 8 bits
       with a scale for each output, int4 in 4 with a scale and an offset for 32 inputs. Each has its
-      own texts. native keeps the few bits of a GGUF file, which changes nothing but memory and
-      time.
+      own texts. native keeps the few bits of a file, which changes nothing but memory and time.
     activations: int8 rounds what matrices of int4 or native multiply to 8 bits: quicker, with
       texts of its own.
     mesh: devices that share the rows of batches and the heads, as data=2,model=4; default: one.
