@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from specjax.checkpoints.stored import room
 from specjax.models.groups import GROUP, Groups, concatenate, pack
 
 _ROWS = 512  # that are widened at once
@@ -81,7 +82,7 @@ def by_rows(
   """
   *outer, K = shape
   rows = int(np.prod(outer))
-  found = np.empty((rows, K), jnp.dtype(dtype))
+  found = room((rows, K), dtype)
   for first in range(0, rows, _ROWS):
     part = slice(first, first + _ROWS)
     found[part] = some(part)

@@ -5,12 +5,14 @@ A file is not mapped into memory: pages that are mapped would count beside what 
 
 import json
 import math
+import mmap
 import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from safetensors import SafetensorError, safe_open
 
 from specjax import checks
@@ -23,6 +25,18 @@ _DTYPES: dict[str, Any] = {
   "F8_E4M3": jnp.float8_e4m3fn, "F8_E8M0": jnp.float8_e8m0fnu, "I64": np.int64, "I32": np.int32,
   "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_,
 }  # fmt: skip
+
+
+_LARGE = 2**16  # bytes
+
+
+def room(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+  """An array whose memory goes back to the system with it; malloc's would lie between arrays that
+  stay, and be kept."""
+  dtype, count = jnp.dtype(dtype), math.prod(shape)
+  if count * dtype.itemsize < _LARGE:
+    return np.empty(shape, dtype)
+  return np.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype).reshape(shape)
 
 
 class Stored(NamedTuple):
@@ -63,9 +77,11 @@ class Stored(NamedTuple):
       first, stop, row = a * each, b * each, (b - a, *self.shape[1:])
       rest = (slice(None), *index[1:])
     size, width = (stop - first) * dtype.itemsize, dtype.itemsize
-    data = np.fromfile(self.path, np.uint8, size, offset=self.start + first * width)
-    if len(data) != size:
-      raise ValueError(f"{self.path} is truncated: it ends within a tensor.")
+    data = room((size,), np.uint8)
+    with open(self.path, "rb") as file:
+      file.seek(self.start + first * width)
+      if file.readinto(data) != size:
+        raise ValueError(f"{self.path} is truncated: it ends within a tensor.")
     numbers = data.view(dtype)
     if self.strides is None:
       return numbers.reshape(row)[rest]

@@ -2,10 +2,13 @@
 programs where these are installed."""
 
 import json
+import subprocess
+import sys
 
 import formats_page
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from few_bits_writer import FORMATS, mxfp4
@@ -313,6 +316,46 @@ def test_values_are_those_of_the_published_programs(name, tmp_path):
   ours = read(tmp_path, tensors, said)["x" if name == MXFP4 else "x.weight"].read(jnp.float32)
   theirs = program({k: in_torch(x) for k, x in tensors.items()}, said)
   np.testing.assert_array_equal(ours, theirs.numpy())
+
+
+PEAK = """
+import pathlib, sys, jax, jax.numpy as jnp
+from specjax.checkpoints import hf
+from specjax.eval.memory import size_of
+
+def resident(key):
+  lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+  return 1024 * next(int(x.split()[1]) for x in lines if x.startswith(key))
+
+jnp.zeros(3).block_until_ready()
+pathlib.Path("/proc/self/clear_refs").write_text("5")
+before = resident("VmRSS")
+params = jax.block_until_ready(hf.load(sys.argv[1], jnp.bfloat16).params)
+print((resident("VmHWM") - before) / size_of(params))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what a process took at most")
+@pytest.mark.parametrize("name", ["bf16", "fp8, blocks"])
+def test_a_model_is_never_in_memory_twice(name, tmp_path):
+  """At most 1.2 times the weights' own bytes, over 180 MB of them in bfloat16."""
+  raw = QWEN | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 8}
+  every = {}
+  for part in (part for parts in parts_of(raw).values() for part in parts):
+    if name != "bf16" and len(part.shape) == 2 and ".layers." in part.name:
+      every[part.name] = np.zeros(part.shape, ml_dtypes.float8_e4m3fn)
+      grid = [-(-n // 128) for n in part.shape]
+      every[f"{part.name}_scale_inv"] = np.ones(grid, np.float32)
+    else:
+      every[part.name] = np.zeros(part.shape, ml_dtypes.bfloat16)
+  said = {} if name == "bf16" else {"quantization_config": FORMATS[name].config}
+  (tmp_path / "config.json").write_text(json.dumps(raw | said))
+  save_file(every, tmp_path / "model.safetensors")
+  found = subprocess.run(
+    [sys.executable, "-c", PEAK, str(tmp_path)], capture_output=True, text=True, check=True
+  )
+  assert float(found.stdout) <= 1.2
 
 
 def test_the_page_of_formats_is_that_of_the_code(tmp_path):
