@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from specjax.checkpoints.stored import room
 from specjax.models.groups import GROUP, Groups, concatenate, pack
 
-_ROWS = 512  # that are widened at once
+_AT_ONCE = 2**18  # numbers that are widened at once
 
 
 class Numbers(NamedTuple):
@@ -83,8 +83,9 @@ def by_rows(
   *outer, K = shape
   rows = int(np.prod(outer))
   found = room((rows, K), dtype)
-  for first in range(0, rows, _ROWS):
-    part = slice(first, first + _ROWS)
+  few = max(1, _AT_ONCE // K)
+  for first in range(0, rows, few):
+    part = slice(first, first + few)
     found[part] = some(part)
   return found.reshape(shape)
 
@@ -138,7 +139,7 @@ def groups(n: Numbers, dtype: DTypeLike) -> Groups | None:
   else:
     low, high = (x.reshape(*shape[:-1], -1) for x in pack(numbers, n.bits))
   held |= {"low": low.reshape(*shape[:-1], -1), "high": high}
-  arrays = {name: jnp.asarray(x) for name, x in held.items()}
+  arrays: dict[str, Any] = {name: jnp.asarray(x) for name, x in held.items()}
   return Groups(**arrays, zero=fixed, dtype=jnp.dtype(dtype))
 
 

@@ -80,7 +80,7 @@ class Stored(NamedTuple):
     data = room((size,), np.uint8)
     with open(self.path, "rb") as file:
       file.seek(self.start + first * width)
-      if file.readinto(data) != size:
+      if file.readinto(data.data) != size:
         raise ValueError(f"{self.path} is truncated: it ends within a tensor.")
     numbers = data.view(dtype)
     if self.strides is None:

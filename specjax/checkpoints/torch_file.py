@@ -101,6 +101,7 @@ def _value(pickle: bytes) -> Any:
     del stack[start:]
     return taken
 
+  given: Any
   for op, given, _ in pickletools.genops(pickle):
     name = op.name
     if name == "STOP":
