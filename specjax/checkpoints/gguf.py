@@ -16,10 +16,9 @@ from specjax import checks
 from specjax.checkpoints import gguf_groups, gguf_rope, gguf_tokenizer, harmless
 from specjax.checkpoints.families import FAMILIES
 from specjax.checkpoints.hf import Checkpoint
-from specjax.checkpoints.hf_layout import Fusion, assemble
+from specjax.checkpoints.hf_layout import Fusion, assemble, joined
 from specjax.checkpoints.llama2c import halves
-from specjax.models.groups import Groups, concatenate
-from specjax.models.sharding import apart
+from specjax.models.weights import Matrix
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
   "llama": {"model_type": "llama"},
@@ -199,8 +198,8 @@ def load(
     part = name.split(".")[-2]
     return (halves(values, heads[part]) if part in heads else values)[index]
 
-  def own_bits(path: tuple[str, ...], parts: Sequence[Fusion]) -> dict[tuple[str, ...], Groups]:
-    """Matrices of few bits; parts of different kinds lie apart, as on a mesh."""
+  def own_bits(path: tuple[str, ...], parts: Sequence[Fusion]) -> dict[tuple[str, ...], Matrix]:
+    """Matrices of few bits."""
     found = [tensors[part.name] for part in parts]
     if all(x.tensor_type in gguf_groups.FLOATS for x in found):
       return {}
@@ -213,9 +212,7 @@ def load(
       part, data = tensor.name.split(".")[-2], np.asarray(tensor.data)
       data = halves(data, heads[part]) if part in heads else data
       made.append(gguf_groups.groups(data, tensor.tensor_type, dtype))
-    if (whole := concatenate(made)) is not None:
-      return {path: whole}
-    return {(*path[:-1], name): w for name, w in zip(apart(path[-1]), made, strict=True)}
+    return joined(path, made)
 
   shapes = {name: _shape(tensor) for name, tensor in tensors.items()}
   source = f"the metadata of {path.name}"

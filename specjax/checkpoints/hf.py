@@ -1,6 +1,5 @@
-"""Hugging Face directories: config.json, safetensors and tokenizer.json, in and out."""
+"""Hugging Face directories: config.json, weights and tokenizer.json, in and out."""
 
-import contextlib
 import functools
 import json
 import pathlib
@@ -9,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
-import safetensors
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
@@ -23,18 +20,16 @@ from specjax.checkpoints import (
   hf_config,
   hf_pictures,
   hf_tokenizer,
+  hf_weights,
   quantised,
   templates,
 )
 from specjax.checkpoints.families import FAMILIES
 from specjax.checkpoints.files import read_config, write
-from specjax.checkpoints.hf_layout import Layout, assemble, scatter
+from specjax.checkpoints.hf_layout import scatter
 from specjax.data.chat import TEMPLATES, ChatTemplate
 from specjax.data.tokenizer import END, Tokenizer
 from specjax.models.config import Config
-
-_INDEX = "model.safetensors.index.json"
-_FLOATS = ("F32", "F16", "BF16")
 
 
 class Checkpoint(NamedTuple):
@@ -99,63 +94,6 @@ def _optional(
   return checks.fields_of(raw, known, str(path))
 
 
-def shards(index: pathlib.Path) -> list[pathlib.Path]:
-  """The files that an index of shards names; ValueError where one is not in the index's folder."""
-  raw = checks.read_json(index)
-  table = raw.get("weight_map")
-  if not isinstance(table, dict) or not table:
-    checks.refuse(f"{index}: weight_map", table, "an object of a file for every tensor")
-  for shard in table.values():
-    # A file may be a link, as in the cache of Hugging Face's hub; its name stays in the folder.
-    if not isinstance(shard, str) or shard in ("", "..") or pathlib.PurePath(shard).name != shard:
-      checks.refuse(f"{index}: weight_map", shard, "the name of a file in the same folder")
-    if not (index.parent / shard).is_file():
-      raise ValueError(f"{index} names {shard}, which is not in {index.parent}.")
-  return [index.parent / shard for shard in sorted(set(table.values()))]
-
-
-def _read_params(
-  directory: pathlib.Path,
-  table: Layout,
-  spare: frozenset[str],
-  dtype: DTypeLike,
-  weights: str,
-  mesh: Mesh | None,
-) -> Params:
-  single, index = directory / "model.safetensors", directory / _INDEX
-  if not single.exists() and not index.exists():
-    raise ValueError(f"{directory} has neither model.safetensors nor {_INDEX}.")
-  with contextlib.ExitStack() as stack:
-    home: dict[str, Any] = {}
-    for shard in [single] if single.exists() else shards(index):
-      try:
-        file = stack.enter_context(safetensors.safe_open(shard, "numpy"))
-      except (safetensors.SafetensorError, OSError) as error:
-        raise ValueError(f"{shard} is truncated or no safetensors file: {error}.") from error
-      home |= dict.fromkeys(file.keys(), file)
-
-    def stored(name: str, index: tuple[slice, ...]) -> np.ndarray:
-      return home[name].get_slice(name)[index] if index else home[name].get_tensor(name)
-
-    def read(name: str, index: tuple[slice, ...]) -> np.ndarray:
-      found, scale = home[name].get_slice(name).get_dtype(), name + eight_bits.SCALE
-      if found == "I8" and scale in home:
-        return eight_bits.values(stored(name, index), stored(scale, index[:1]))
-      if found not in _FLOATS:
-        raise ValueError(
-          f"the dtype of tensor {name} must be one of {', '.join(_FLOATS)}, got {found}."
-        )
-      return stored(name, index)
-
-    quantised.check_tensors({k: file.get_slice(k).get_dtype() for k, file in home.items()})
-    shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in home.items()}
-    for name, file in home.items():
-      scale = name + eight_bits.SCALE
-      if file.get_slice(name).get_dtype() == "I8" and shapes.get(scale) == shapes[name][:-1]:
-        del shapes[scale]  # any other scale has no place
-    return assemble(table, spare, shapes, read, dtype, weights=weights, mesh=mesh)
-
-
 def start_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
   """The ids that the tokenizer's own post-processor puts before a text."""
   encoding = tokenizer.inner.encode("a")
@@ -214,9 +152,11 @@ def load(
   Of one with a tower for pictures the language model is read, and a line on stderr says so.
 
   Args:
-    directory: holds config.json, model.safetensors or its shards, and mostly tokenizer.json.
+    directory: holds config.json, model.safetensors or pytorch_model.bin, whole or in shards, and
+      mostly tokenizer.json.
     dtype: of the parameters in memory, whatever the file has.
-    weights: how matrices lie in memory, see `weights.parameter`.
+    weights: how matrices lie in memory, see `weights.parameter`; "native" keeps whole numbers in
+      few bits, see `few_bits.groups`, and has other tensors in `dtype`.
     mesh: over which they are spread while they are read, see `assemble`; None for one device.
 
   Raises:
@@ -227,9 +167,10 @@ def load(
   file, raw = directory / "config.json", read_config(directory, "model")
   family = hf_config.family_of(raw)
   kind = families.by_type(raw, str(file))
-  quantised.check_config(directory, raw)
+  if not quantised.is_read(raw):
+    quantised.check_config(directory, raw)
   config = kind.from_json(raw, str(file))
-  kind.check_keys(raw, config, str(file), (*_OWN, *_IDS))
+  kind.check_keys(raw, config, str(file), (*_OWN, *_IDS, quantised.KEY))
   own = checks.fields_of(raw, _OWN | _IDS, str(file))
   written = _optional(directory / "generation_config.json", _IDS, harmless.GENERATION)
   known = _optional(directory / "special_tokens_map.json", _TOKENS, harmless.TOKENIZER)
@@ -243,7 +184,9 @@ def load(
   named = own.get("specjax_template", usual)
   if family in hf_pictures.TEXTS:
     print(f"{directory} is read as its language model, without pictures.", file=sys.stderr)
-  params = _read_params(directory, kind.layout(config), kind.spare(config), dtype, weights, mesh)
+  params = hf_weights.read(
+    directory, raw, kind.layout(config), kind.spare(config), dtype, weights, mesh
+  )
   return Checkpoint(
     config=config,
     params=params,

@@ -2,7 +2,7 @@
 
 import fnmatch
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +15,10 @@ from jax.typing import DTypeLike
 
 from specjax.base import Params
 from specjax.checkpoints.files import Shapes, Tensors
+from specjax.checkpoints.stored import room
 from specjax.models import sharding
 from specjax.models.config import Config, Experts
+from specjax.models.groups import Groups, concatenate
 from specjax.models.weights import Matrix, parameter
 
 
@@ -290,26 +292,57 @@ def assemble(
       raise ValueError(f"the checkpoint has tensor {name}, for which {config} has no place.")
   if mesh is not None and weights == "float":
     return {"params": unflatten_dict(_spread(layout, read, dtype, mesh))}
+
+  def made(path: tuple[str, ...], parts: list[Fusion]) -> Matrix:
+    """The parameter at a path; what it is made of is gone before the next is read."""
+    pieces = (
+      p.ours(
+        read(p.name, () if p.shape == wanted[p.name] else (slice(p.first, p.first + p.shape[0]),))
+      )
+      for p in parts
+    )
+    # A router's choice jumps where its logits change a little.
+    own = "float" if path[-1] == "router" or path[-1].endswith("_bias") else weights
+    if own in ("float", "native"):
+      shape = sum(p.own_shape[0] for p in parts), *parts[0].own_shape[1:]
+      whole = gathered(pieces, shape, dtype)
+    else:
+      whole = np.concatenate([*pieces])
+    if isinstance(parts, Stack):
+      whole = whole.reshape(parts.height, -1, whole.shape[1])
+    return parameter(whole, dtype, own, looked_up=path[-1] == "embedding")
+
   params: dict[tuple[str, ...], Any] = {}
   for path, parts in layout.items():
     if own_bits is not None and (held := own_bits(path, parts)):
       params |= held
       continue
-    whole = np.concatenate(
-      [
-        p.ours(
-          read(p.name, () if p.shape == wanted[p.name] else (slice(p.first, p.first + p.shape[0]),))
-        )
-        for p in parts
-      ]
-    )
-    if isinstance(parts, Stack):
-      whole = whole.reshape(parts.height, -1, whole.shape[1])
-    # A router's choice jumps where its logits change a little.
-    own = "float" if path[-1] == "router" or path[-1].endswith("_bias") else weights
-    params[path] = parameter(whole, dtype, own, looked_up=path[-1] == "embedding")
+    params[path] = made(path, parts)
   found = {"params": unflatten_dict(params)}
   return found if mesh is None else sharding.place(found, mesh)
+
+
+def gathered(pieces: Iterable[np.ndarray], shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+  """The concatenation of pieces in a dtype, of which only one is in memory at a time."""
+  found, row = None, 0
+  for piece in pieces:
+    if piece.shape == shape and piece.dtype == jnp.dtype(dtype):
+      return piece
+    found = room(shape, dtype) if found is None else found
+    found[row : row + len(piece)] = piece
+    row += len(piece)
+    del piece
+  assert found is not None
+  return found
+
+
+def joined(path: tuple[str, ...], made: Sequence[Matrix]) -> dict[tuple[str, ...], Matrix]:
+  """A parameter of its parts; those that lie in different ways are apart, as on a mesh."""
+  held = [w for w in made if isinstance(w, Groups)]
+  if len(held) == len(made) and (whole := concatenate(held)) is not None:
+    return {path: whole}
+  names = sharding.apart(path[-1])
+  return {(*path[:-1], name): w for name, w in zip(names, made, strict=True)}
 
 
 def _spread(layout: Layout, read: Read, dtype: DTypeLike, mesh: Mesh) -> dict[Any, Array]:

@@ -12,7 +12,6 @@ or misshapen tensors; `encode` raises it for a head that the format has no place
 import dataclasses
 import functools
 import pathlib
-import pickle
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -26,8 +25,8 @@ from specjax.base import Params
 from specjax.checkpoints import harmless, hf_config
 from specjax.checkpoints.files import Shapes, Tensors, check, read_tensors
 from specjax.checkpoints.heads import MOST
-from specjax.checkpoints.hf import shards
 from specjax.checkpoints.hf_layout import Layout
+from specjax.checkpoints.stored import of_torch, shards
 from specjax.models.config import Config
 from specjax.trees.dynamic import Dynamic
 
@@ -58,7 +57,7 @@ def read(
   """(path, tensors) of the first of these files that is there, whole or in shards.
 
   Tensors are those whose names begin with `prefix`. It raises ValueError where no file is there or
-  it is damaged, and for torch's own without torch.
+  it is damaged.
   """
   for path in (directory / name for name in names):
     index = path.with_name(f"{path.name}.index.json")
@@ -72,28 +71,9 @@ def read(
 def _read_one(path: pathlib.Path, prefix: str) -> Tensors:
   if path.suffix == ".safetensors":
     return read_tensors(path, prefix)
-  return {k: v for k, v in _read_torch(path).items() if k.startswith(prefix)}
-
-
-def _read_torch(path: pathlib.Path) -> Tensors:
   if not path.is_file():
     raise ValueError(f"{path.parent} has no {path.name}.")
-  try:
-    import torch
-  except ImportError as error:
-    raise ValueError(
-      f"{path} needs torch, which is not installed: where it is, write "
-      f"{path.with_suffix('.safetensors').name} with safetensors.torch.save_file({{k: v.clone() "
-      f"for k, v in torch.load({path.name!r}).items()}}, ...)."
-    ) from error
-  try:
-    state = torch.load(path, map_location="cpu", weights_only=True)
-  except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-    raise ValueError(f"{path} is damaged, or holds more than tensors.") from error
-  if not isinstance(state, dict) or not all(isinstance(x, torch.Tensor) for x in state.values()):
-    raise ValueError(f"{path} holds something else than tensors by name.")
-  # numpy has no bfloat16, and float32 holds every published dtype.
-  return {k: (x.float() if x.is_floating_point() else x).numpy() for k, x in state.items()}
+  return {k: x.read() for k, x in of_torch(path).items() if k.startswith(prefix)}
 
 
 def gather(

@@ -30,8 +30,8 @@ class Model:
     dtype: of the arithmetic, and of weights that --weights leaves as they are.
     weights: bfloat16 keeps matrices in 16 bits and multiplies in them; int8 keeps them in 8 bits
       with a scale for each output, int4 in 4 with a scale and an offset for 32 inputs. Each of
-      them may change the text. native keeps the few bits of a GGUF file, which changes nothing but
-      memory and time.
+      them may change the text. native keeps the few bits of a file, which changes nothing but memory
+      and time.
     activations: int8 rounds what matrices of int4 or native multiply to 8 bits, which is quicker
       and may change the text.
     mesh: devices that share the rows of batches and the heads, as data=2,model=4; by default one.

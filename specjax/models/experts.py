@@ -22,7 +22,9 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from specjax.kernels.platform import mesh_axis, platform
+from specjax.models import groups
 from specjax.models.config import Experts
+from specjax.models.groups import Groups
 from specjax.models.linear import fused, linear
 from specjax.models.lora import weight
 from specjax.models.norm import RMSNorm
@@ -212,8 +214,9 @@ def grouped(x: Array, chosen: Chosen, gate_up: Any, down: Any, act: Activation =
   pairs = in_order(chosen, gate_up.shape[0])
 
   def product(x: Array, w: Any) -> Array:
-    matrix = dense(w.weight if isinstance(w, Biased) else w)
-    y = lax.ragged_dot(x, matrix.swapaxes(1, 2), pairs.sizes)
+    matrix = w.weight if isinstance(w, Biased) else w
+    x = groups.rounded(x) if isinstance(matrix, Groups) and matrix.rounds else x
+    y = lax.ragged_dot(x, dense(matrix).swapaxes(1, 2), pairs.sizes)
     if not isinstance(w, Biased):
       return y
     # Pairs behind the last chosen one have the last expert's: they weigh nothing.
@@ -227,7 +230,8 @@ def mixed(x: Array, chosen: Chosen, gate_up: Any, down: Any, act: Activation = s
   """f32[R, E]: the weighed sum of the experts that rows x [R, E] chose.
 
   Args:
-    gate_up: [X, 2F, E], or [X, F, E] of experts without a gate; an array, an Int8 or a Biased.
+    gate_up: [X, 2F, E], or [X, F, E] of experts without a gate; an array, an Int8, a Groups or a
+      Biased.
     down: [X, E, F].
     act: what comes between them.
   """
@@ -289,8 +293,8 @@ class SparseMLP(nn.Module):
     c, E = self.experts, x.shape[-1]
     X, F = c.count, c.width
     router = dense(self.param("router", _INIT, (X, E))).astype(jnp.float32)
-    gate_up: Any = self.param("expert_gate_up", _INIT, (X, 2 * F if c.gated else F, E))
-    down: Any = self.param("expert_down", self.out_init, (X, E, F))
+    gate_up: Any = weight(self, "expert_gate_up", _INIT, (X, 2 * F if c.gated else F, E))
+    down: Any = weight(self, "expert_down", self.out_init, (X, E, F))
     act: Activation = swiglu if c.gated else silu
     if c.limit is not None:
       act = functools.partial(clamped, c.limit, c.slope)

@@ -309,7 +309,8 @@ def load(
     weights: "float"; "bfloat16" for matrices in 16 bits, which are multiplied in them and summed
       in float32; "int8" for 8 bits with a scale for each output; or "int4" for 4 bits with a scale
       and an offset for 32 inputs. These change the model's distribution; speculation follows that
-      of the model as it is loaded. "native" keeps the bits that a GGUF file has, and its values.
+      of the model as it is loaded. "native" keeps the few bits that a GGUF file or a directory
+      has, and their values, see `checkpoints.few_bits`.
     activations: "int8" rounds what matrices of "int4" or "native" multiply to 8 bits, each 32
       numbers of a row by their largest, whose products are quicker. It changes the model's
       distribution, as `weights` may.
@@ -334,8 +335,6 @@ def load(
   if activations == "int8" and weights not in ("int4", "native"):
     checks.refuse("activations", activations, "float, or int8 with weights int4 or native")
   path = resolve(name, revision)
-  if weights == "native" and path.suffix != ".gguf":
-    checks.refuse("weights", weights, "float, bfloat16, int8 or int4 without a GGUF file")
   read = gguf.load if path.suffix == ".gguf" else hf.load
   found = read(path, dtype, weights, mesh)
   if activations == "int8":

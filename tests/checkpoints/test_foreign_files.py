@@ -216,12 +216,12 @@ def test_a_model_without_a_tokenizer_says_one_thing():
 
 
 QUANTISED = {
-  "quant_method='awq'": {"quant_method": "awq", "bits": 4, "group_size": 128},
-  "quant_method='gptq'": {"quant_method": "gptq", "bits": 4},
-  "quant_method='fp8'": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+  "quant_method='hqq'": {"quant_method": "hqq", "nbits": 4},
+  "quant_method='aqlm'": {"quant_method": "aqlm"},
+  "quant_method='fbgemm_fp8'": {"quant_method": "fbgemm_fp8"},
   "quant_method='bitsandbytes'": {"quant_method": "bitsandbytes", "load_in_4bit": True},
-  "quant_method='mxfp4'": {"quant_method": "mxfp4"},
-  "quant_method='compressed-tensors'": {"quant_method": "compressed-tensors"},
+  "quant_method='torchao'": {"quant_method": "torchao"},
+  "quant_method=\\['awq'\\]": {"quant_method": ["awq"]},
   "quant_algo='NVFP4'": {"quant_algo": "NVFP4"},
   "'bits': 4": {"bits": 4},
 }
@@ -229,7 +229,7 @@ QUANTISED = {
 
 @pytest.mark.parametrize("words", QUANTISED)
 def test_a_quantised_directory_names_its_method(words, copied):
-  said = rf"config\.json: quantization_config says .*{words}.*use safetensors in F32.*GGUF"
+  said = rf"config\.json: quantization_config says .*{words}.*use safetensors in F32.*GGUF.*awq"
   with pytest.raises(ValueError, match=said):
     hf.load(copied(config={"quantization_config": QUANTISED[words]}))
 

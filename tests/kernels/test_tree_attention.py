@@ -157,6 +157,7 @@ def test_parts_of_a_prefix_merge_and_say_who_served_them():
   assert_close(whole.result, (out / total[..., None], top, total), 2e-6)
   assert whole.implementation == "xla"
   assert dict(whole.passed_over) == {
+    "cpu": "there are 8 devices, not 1",
     "pallas_tpu": "the platform is cpu, not tpu",
     "pallas_gpu": "the device is cpu, not an H100 or H200",
   }

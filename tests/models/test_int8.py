@@ -156,7 +156,7 @@ def test_a_bad_value_is_one_sentence(directory):
   accepted = "one of float, bfloat16, int8, int4, native"
   with pytest.raises(ValueError, match=rf"^`weights` must be {accepted}, got 'int3'\.$"):
     specjax.load(directory, weights="int3")
-  with pytest.raises(ValueError, match=r"^`weights` must be .* without a GGUF file, got 'native'"):
+  with pytest.raises(ValueError, match=r"^`weights` must be .*can hold no matrix, got 'native'"):
     specjax.load(directory, weights="native")
 
 
