@@ -68,12 +68,16 @@ class Found(NamedTuple):
 def alike(kinds: Any) -> dict[str, Any]:
   """Fields of `Config` for layers of kinds, which may be all alike."""
   kinds = tuple(kinds)
-  return vars(kinds[0]) if len(set(kinds)) == 1 else {"kinds": kinds}
+  return kinds[0].fields if len(set(kinds)) == 1 else {"kinds": kinds}
 
 
 def kinds_of(c: Config) -> tuple[Kind, ...]:
   """The kind of every layer of a config."""
-  return c.kinds or (Kind(c.window, c.rope_theta, c.rope_scaling, c.rotary_dim),) * c.layers
+  alone = Kind(
+    c.window, c.rope_theta, c.rope_scaling, c.rotary_dim, c.chunk,
+    keys_as_values=c.keys_as_values, source=c.source,
+  )  # fmt: skip
+  return c.kinds or (alone,) * c.layers
 
 
 def types_of(c: Config) -> list[str]:
