@@ -91,7 +91,7 @@ def _kinds(found: Found) -> list[Kind]:
     source = _source(found, types, i)
     wide = source is not None and known.get("use_double_wide_mlp", False)
     usual_sizes = {"head_dim": known["head_dim"], "kv_heads": known["num_key_value_heads"]}
-    own = {name: 0 if x == usual_sizes[name] else x for name, x in sizes.items()}
+    own: dict[str, Any] = {name: 0 if x == usual_sizes[name] else x for name, x in sizes.items()}
     same = source is None and kind == FULL and known.get("attention_k_eq_v", False)
     width = 2 * known["intermediate_size"] if wide else 0
     kinds.append(

@@ -342,8 +342,8 @@ class SparseMLP(nn.Module):
     else:
       chosen = by_softmax(c, logits)
     if c.beside:
-      own = self.param("expert_scale", nn.initializers.ones, (X,)).astype(jnp.float32)
-      chosen = Chosen(chosen.expert, chosen.weight * own[chosen.expert])
+      scale = self.param("expert_scale", nn.initializers.ones, (X,)).astype(jnp.float32)
+      chosen = Chosen(chosen.expert, chosen.weight * scale[chosen.expert])
     self.sow("intermediates", "chosen", chosen)
     weighed = on_inputs if c.router == "input" else spread
     y = weighed(x, chosen, gate_up, down, act).astype(x.dtype)

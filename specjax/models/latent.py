@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.models.attention import attend
-from specjax.models.config import Config
+from specjax.models.config import Config, Latent
 from specjax.models.linear import linear
 from specjax.models.lora import weight
 from specjax.models.norm import RMSNorm
@@ -28,12 +28,12 @@ class LatentAttention(nn.Module):
   """Attention of a layer up to its output matrix; `inputs` is the width of what it reads."""
 
   config: Config
+  latent: Latent
   inputs: int
 
   def setup(self):
-    c = self.config
-    own, queries = c.latent, c.heads * c.head_dim
-    assert own is not None
+    c, own = self.config, self.latent
+    queries = c.heads * c.head_dim
     self.down = weight(self, "kv_down", _INIT, (own.rank + own.rotary, self.inputs))
     self.norm = RMSNorm(_EPSILON, name="kv_norm")
     self.up = weight(self, "kv_up", _INIT, (c.heads * (own.plain + own.value), own.rank))
@@ -44,13 +44,13 @@ class LatentAttention(nn.Module):
 
   def project(self, h: Array, angle: Array) -> tuple[Array, Array, Array]:
     """h [B, N, inputs] -> q [B, H, N, n + r], rotary keys [B, 1, N, r], latents [B, 1, N, R]."""
-    c, own = self.config, self.config.latent
+    c, own = self.config, self.latent
     q = self.q_norm(linear(h, self.q_down)) if own.q_rank else h
     q = linear(q, self.q_up).reshape(*h.shape[:2], c.heads, c.head_dim).swapaxes(1, 2)
     plain, turned = q[..., : own.plain], rotate(q[..., own.plain :], angle, c.neighbours)
-    latent, key = jnp.split(linear(h, self.down), [own.rank], -1)
+    latents, key = jnp.split(linear(h, self.down), [own.rank], -1)
     key = rotate(key[:, None], angle, c.neighbours)
-    return jnp.concatenate([plain, turned], -1), key, self.norm(latent)[:, None]
+    return jnp.concatenate([plain, turned], -1), key, self.norm(latents)[:, None]
 
   def __call__(self, q: Array, key: Array, latent: Array, mask: Array, prefix=None) -> Array:
     """[B, N, H * v]; see `attend`, whose keys and values are here rotary keys and latents.
@@ -59,7 +59,7 @@ class LatentAttention(nn.Module):
     part of the matrix that would make keys of latents, and what a head attends to by that of
     values. A text alone is cheaper with keys and values of every head, which are narrower.
     """
-    own, (B, H, N, _) = self.config.latent, q.shape
+    own, (B, H, N, _) = self.latent, q.shape
     up = dense(self.up).reshape(H, own.plain + own.value, own.rank)
     to_keys, to_values = up[:, : own.plain], up[:, own.plain :]
     if prefix is None:

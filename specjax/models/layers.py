@@ -55,7 +55,7 @@ class TransformerBlock(nn.Module):
     elif c.keys_as_values:
       del of_qkv["v"]
     if c.latent is not None:
-      self.latents = LatentAttention(c, inputs)
+      self.latents = LatentAttention(c, c.latent, inputs)
     else:
       self.qkv = fused(self, "".join(of_qkv), of_qkv, INIT, inputs)
     if c.qkv_bias:
@@ -319,6 +319,8 @@ class Layers(nn.Module):
       layer = self.config.of_layer(i)
       own, far = seen(layer.window, layer.chunk)
       j = i if layer.source is None else layer.source
+      if j < start:
+        raise ValueError(f"`start` must be at most {j}, whose keys layer {i} reads, got {start}.")
       prefix = None if rows is None else (rows.k[j], rows.v[j], far)
       before = None if earlier is None else (earlier.k[j], earlier.v[j])
       given = attention_input if i == start else None

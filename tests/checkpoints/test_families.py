@@ -205,6 +205,21 @@ def test_own_layers_are_refused(name, words):
     decoded(name, "layerskip-4,exit=1")
 
 
+@pytest.mark.parametrize(
+  ("start", "words"),
+  [
+    (2, "`start` must be at most 0, whose keys layer 2 reads, got 2"),
+    (0, "`embedded` must be given to layers with embeddings of their own, got None"),
+  ],
+)
+def test_layers_that_need_more_than_the_stream_are_refused(start, words):
+  found = loaded("gemma4_text")
+  run = functools.partial(target(found.config).run_layers, start=start)
+  x, place = jnp.zeros((1, 3, found.config.width)), jnp.arange(3, dtype=jnp.int32)[None]
+  with pytest.raises(ValueError, match=words):
+    jax.eval_shape(run, found.params, x, place, jnp.ones((1, 3, 3), bool))
+
+
 def test_own_layers_of_several_windows_are_refused():
   with pytest.raises(
     ValueError, match="`window` must be None for drafts by a model's own layers, got 5"
