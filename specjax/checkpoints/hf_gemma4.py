@@ -130,7 +130,6 @@ def _rope(kind: Kind) -> dict[str, Any]:
 def _write(c: Config) -> dict[str, Any]:
   kinds, full, local, x = kinds_of(c), first(c, FULL), first(c, LOCAL), c.experts
   raw: dict[str, Any] = {
-    "rope_theta": None, "rope_scaling": None,
     "rope_parameters": {FULL: _rope(full), LOCAL: _rope(local)}, "layer_types": types_of(c),
     "sliding_window": local.window or 512, "hidden_act": None,
     "hidden_activation": "gelu_pytorch_tanh", "final_logit_softcapping": c.logit_cap,

@@ -178,6 +178,8 @@ def to_json(rows: Mapping[str, Row], config: Config) -> dict[str, Any] | None:
       "rope_scaling": hf_rope.write(rope.rope_scaling), "pad_token_id": None,
     }  # fmt: skip
     raw |= row.write(config)
+    if "rope_parameters" in raw:  # which transformers would empty for a `rope_scaling` of null
+      del raw["rope_theta"], raw["rope_scaling"]
     try:
       if from_json(row, raw) == config:
         return raw

@@ -72,7 +72,7 @@ def test_logits_are_those_of_transformers(name):
   np.testing.assert_allclose(ours(name), expected(name)[1], atol=ATOL)
 
 
-@pytest.mark.full(but=["gemma2", "gemma3_text", "ministral3"])
+@pytest.mark.full(but=["gemma2", "gemma3_text", "ministral3", "deepseek_v3", "gemma4_text"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_tree_behind_a_cache_equals_one_pass(name):
   """Nodes 0 to 3 are the text's next tokens, node 4 is another child of node 1."""
