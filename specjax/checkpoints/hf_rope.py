@@ -60,7 +60,8 @@ def read(
   rope = checks.fields_of(raw.get(key) or {}, _SCHEMA, inside)
   theta = rope.get("rope_theta", known.get("rope_theta", 10000.0))
   kind = rope.get("rope_type", rope.get("type", "default"))
-  checks.choice(f"{where}: rope_type", kind, _NEEDED)
+  known_kinds = [x for x in _NEEDED if x != "proportional" or family == "gemma4_text"]
+  checks.choice(f"{where}: rope_type", kind, known_kinds)
   for name in _NEEDED[kind]:
     if name not in rope:
       raise ValueError(f"{where}: the {kind} rope scaling lacks {name!r}.")
