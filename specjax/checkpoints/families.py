@@ -14,7 +14,9 @@ from specjax import checks
 from specjax.base import Params, Target
 from specjax.checkpoints import hf_config, hf_pictures, hf_rows
 from specjax.checkpoints.hf_cohere import COHERE
+from specjax.checkpoints.hf_deepseek import DEEPSEEK
 from specjax.checkpoints.hf_gemma import GEMMA
+from specjax.checkpoints.hf_gemma4 import GEMMA4
 from specjax.checkpoints.hf_glm import GLM
 from specjax.checkpoints.hf_gpt_oss import GPT_OSS
 from specjax.checkpoints.hf_layout import (
@@ -28,6 +30,7 @@ from specjax.checkpoints.hf_layout import (
   layout,
   spare,
 )
+from specjax.checkpoints.hf_llama4 import LLAMA4
 from specjax.checkpoints.hf_ministral import MINISTRAL
 from specjax.checkpoints.hf_mixtures import MIXTURES
 from specjax.checkpoints.hf_near_llama import NEAR_LLAMA
@@ -89,17 +92,24 @@ def _of_row(row: Row) -> Family:
 
 
 ROWS: dict[str, Row] = (
-  GEMMA | NORMS_AFTER | NEAR_LLAMA | GLM | COHERE | MINISTRAL | MIXTURES | GPT_OSS
+  GEMMA
+  | NORMS_AFTER
+  | NEAR_LLAMA
+  | GLM
+  | COHERE
+  | MINISTRAL
+  | MIXTURES
+  | GPT_OSS
+  | DEEPSEEK
+  | LLAMA4
+  | GEMMA4
 )
 FAMILIES |= {name: _of_row(row) for name, row in ROWS.items()}
+FAMILIES["kimi_k2"] = FAMILIES["deepseek_v3"]  # the same network, which is saved as that
 # What a network of these would need.
 _MISSING = {
   "gemma3n": "embeddings and shared keys of each layer",
-  "gemma4": "embeddings and shared keys of each layer",
-  "llama4": "chunked attention, and shared experts",
-  "deepseek_v2": "latent attention (MLA)",
-  "deepseek_v3": "latent attention (MLA)",
-  "kimi_k2": "latent attention (MLA)",
+  "deepseek_v2": "experts chosen by a softmax in groups beside latent attention",
   "cohere": "LayerNorm on q and k",
   "qwen3_next": "linear attention",
   "falcon_h1": "Mamba layers",
@@ -109,11 +119,11 @@ _MISSING = {
 def _beside_pictures(raw: Mapping[str, Any], where: str) -> Family:
   """The family of the language model of a file that has a tower for pictures, too."""
   text = hf_pictures.language_model(raw, where)
-  inner = by_type(text, where)
+  inner, family = by_type(text, where), raw["model_type"]
   return inner._replace(
     from_json=lambda raw, where="config.json": inner.from_json(text, where),
-    layout=lambda config: hf_pictures.within(inner.layout(config)),
-    spare=lambda config: hf_pictures.spare(inner.spare(config)),
+    layout=lambda config: hf_pictures.within(inner.layout(config), family),
+    spare=lambda config: hf_pictures.spare(inner.spare(config), family),
     check_keys=lambda raw, *rest: inner.check_keys(text, *rest),
   )
 

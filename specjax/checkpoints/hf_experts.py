@@ -81,6 +81,12 @@ _OF_ROWS = {
      "chosen_groups": 1},
     {"router": "sigmoid"},
   ),
+  "deepseek_v3": Keys(
+    "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size",
+    {"count": 256, "chosen": 8, "width": 2048, "normalised": True, "scale": 2.5, "groups": 8,
+     "chosen_groups": 4},
+    {"router": "sigmoid"},
+  ),
 }  # fmt: skip
 _MORE = {"normalised": "norm_topk_prob", "scale": "routed_scaling_factor", "groups": "n_group",
          "chosen_groups": "topk_group"}  # fmt: skip

@@ -35,7 +35,7 @@ def _scaled(found: Found) -> dict[str, Any]:
 
 
 def _first(found: Found) -> dict[str, Any]:
-  return _scaled(found) | vars(found.rope())
+  return _scaled(found) | found.rope().fields
 
 
 def _four_norms(found: Found, attention_cap: float | None, cap: float | None) -> dict[str, Any]:

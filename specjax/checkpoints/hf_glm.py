@@ -23,7 +23,7 @@ _DENSE = _ABSENT | {
 
 
 def _glm(found: Found) -> dict[str, Any]:
-  return {"neighbours": True, **vars(found.rope())}
+  return {"neighbours": True, **found.rope().fields}
 
 
 def _glm4(found: Found) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def _glm4_moe(found: Found) -> dict[str, Any]:
   assert experts is not None
   shared = known.get("n_shared_experts", 1) * experts.width
   own = {"experts": dataclasses.replace(experts, shared_width=shared)}
-  return own | {"qk_norm": known.get("use_qk_norm", False), **vars(found.rope())}
+  return own | {"qk_norm": known.get("use_qk_norm", False), **found.rope().fields}
 
 
 def _write(c: Config) -> dict[str, Any]:

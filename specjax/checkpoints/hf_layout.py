@@ -123,6 +123,14 @@ def layout(c: Config, names: Names) -> Layout:
   }
   if not c.tied:
     table["lm_head",] = [Fusion(f"{names['lm_head']}.weight", (c.vocab_size, E))]
+  if P := c.layer_embedding:
+    shapes = {
+      "layer_embedding": (c.vocab_size, c.layers * P),
+      "layer_projection": (c.layers * P, E),
+    }
+    for name, shape in shapes.items():
+      table[name,] = [Fusion(f"{names[name]}.weight", shape)]
+    table["layer_norm", "weight"] = [Fusion(f"{names['layer_norm']}.weight", (P,))]
   for i in range(c.layers):
     table |= block(c.of_layer(i), (f"layer_{i}",), names["layer"].format(i), names)
   return table
@@ -150,16 +158,21 @@ def block(
   def of(name: str, *shape: int, kind: str = "weight") -> Fusion:
     return Fusion(f"{theirs}.{name}.{kind}", shape)
 
-  table: Layout = {
-    (*ours, "qkv"): [
+  table: Layout = {}
+  if c.latent is not None:
+    table |= _latent(c, (*ours, "latents"), of, names)
+  elif c.source is not None or c.keys_as_values:
+    own = qkv[: 1 if c.source is not None else 2]
+    table[*ours, "qkv"[: len(own)]] = [of(name, rows, E) for name, rows in own]
+  else:
+    table[*ours, "qkv"] = [
       of(name, rows, inputs or E)._replace(first=first)
       for (name, rows), first in zip(qkv, starts, strict=True)
-    ],
-    (*ours, "out"): [of(names["out"], E, c.heads * C)],
-  }
+    ]
+  table[*ours, "out"] = [of(names["out"], E, c.heads * (c.latent.value if c.latent else C))]
   if c.experts is not None:
     table |= sparse(c.experts, E, (*ours, "experts"), of, names)
-  else:
+  if c.experts is None or c.experts.beside:
     gate_is_whole = names["gate"] != names["up"]
     up = of(names["up"], F, E)._replace(first=0 if gate_is_whole else F)
     table[*ours, "gate_up"] = [of(names["gate"], F, E), up]
@@ -167,6 +180,14 @@ def block(
   norms: tuple[str, ...] = ("attention_norm",) if norm and c.norms != "after" else ()
   norms += ("mlp_norm",) if c.norms in ("before", "both") else ()
   norms += ("attention_out_norm", "mlp_out_norm") if c.norms in ("after", "both") else ()
+  if c.experts is not None and c.experts.beside:
+    norms += ("dense_out_norm", "experts_norm", "experts_out_norm")
+  if c.layer_embedding:
+    norms += ("own_norm",)
+    table[*ours, "own_gate"] = [of(names["own_gate"], c.layer_embedding, E)]
+    table[*ours, "own_out"] = [of(names["own_out"], E, c.layer_embedding)]
+  if c.layer_scale:
+    table[*ours, "layer_scale"] = [Fusion(f"{theirs}.{names['layer_scale']}", (1,))]
   table |= {(*ours, x, "weight"): [of(names[x], E)] for x in norms}
   if c.sinks:
     table[*ours, "sinks"] = [_named(of, names["sinks"], c.heads)]
@@ -176,8 +197,25 @@ def block(
     table[*ours, "qkv_bias"] = [of(name, rows, kind="bias") for name, rows in qkv]
   if c.qk_norm:
     heads = {"q_norm": c.heads, "k_norm": c.kv_heads} if c.wide_qk_norm else {}
-    for x in ("q_norm", "k_norm"):
+    for x in ("q_norm",) if c.source is not None else ("q_norm", "k_norm"):
       table[*ours, x, "weight"] = [of(names[x], C * heads.get(x, 1))]
+  return table
+
+
+def _latent(c: Config, ours: tuple[str, ...], of: Callable[..., Fusion], names: Names) -> Layout:
+  """What latent attention has in the place of q, k and v."""
+  own = c.latent
+  assert own is not None
+  up, plain = c.heads * (own.plain + own.value), "q" if not own.q_rank else "q_up"
+  table: Layout = {
+    (*ours, "kv_down"): [of(names["kv_down"], own.rank + own.rotary, c.width)],
+    (*ours, "kv_norm", "weight"): [of(names["kv_norm"], own.rank)],
+    (*ours, "kv_up"): [of(names["kv_up"], up, own.rank)],
+    (*ours, "q_up"): [of(names[plain], c.heads * c.head_dim, own.q_rank or c.width)],
+  }
+  if own.q_rank:
+    table[*ours, "q_down"] = [of(names["q_down"], own.q_rank, c.width)]
+    table[*ours, "q_norm", "weight"] = [of(names["q_down_norm"], own.q_rank)]
   return table
 
 
@@ -207,18 +245,17 @@ def sparse(
 ) -> Layout:
   """The router and the experts of a layer; `of` gives one of its tensors."""
   F, S = c.width, c.shared_width
-  if c.biases:
-    return _biased(c, E, ours, of, names)
   inner = ("expert_gate", "expert_up") if c.gated else ("expert_up",)
-  table: Layout = {
-    (*ours, "router"): [of(names["router"], c.count, E)],
-    (*ours, "expert_gate_up"): Stack(
+  table: Layout = {(*ours, "router"): [of(names["router"], c.count, E)]}
+  if "experts_in" in names:
+    table |= _whole(c, E, ours, of, names)
+  else:
+    table[*ours, "expert_gate_up"] = Stack(
       [[of(names[x].format(e), F, E) for x in inner] for e in range(c.count)]
-    ),
-    (*ours, "expert_down"): Stack(
+    )
+    table[*ours, "expert_down"] = Stack(
       [[of(names["expert_down"].format(e), E, F)] for e in range(c.count)]
-    ),
-  }
+    )
   if c.router == "sigmoid":
     table[*ours, "router_bias"] = [_named(of, names["router_bias"], c.count)]
   if c.router == "relu":
@@ -232,21 +269,30 @@ def sparse(
   return table
 
 
-def _biased(
+def _whole(
   c: Experts, E: int, ours: tuple[str, ...], of: Callable[..., Fusion], names: Names
 ) -> Layout:
-  """The router and the experts of a layer of GPT-OSS, which are whole tensors."""
+  """The experts of a layer that are whole tensors: those of GPT-OSS, with biases, and Llama 4, and
+  those of Gemma 4, which lie as ours do."""
   X, F, whole = c.count, c.width, functools.partial(_named, of)
+  if c.beside:
+    return {
+      (*ours, "expert_gate_up"): [whole(names["experts_in"], X, 2 * F, E)],
+      (*ours, "expert_down"): [whole(names["experts_out"], X, E, F)],
+      (*ours, "router_scale"): [whole(names["router_scale"], E)],
+      (*ours, "expert_scale"): [whole(names["expert_scale"], X)],
+    }
   inner, outer = whole(names["experts_in"], X, E, 2 * F), whole(names["experts_out"], X, F, E)
-  bias = whole(f"{names['experts_in']}_bias", X, 2 * F)
-  return {
-    (*ours, "router"): [of(names["router"], X, E)],
-    (*ours, "router_bias"): [whole(names["router_bias"], X)],
-    (*ours, "expert_gate_up"): [inner._replace(turned=True, woven=True)],
-    (*ours, "expert_gate_up_bias"): [bias._replace(woven=True)],
+  table: Layout = {
+    (*ours, "expert_gate_up"): [inner._replace(turned=True, woven=c.biases)],
     (*ours, "expert_down"): [outer._replace(turned=True)],
-    (*ours, "expert_down_bias"): [whole(f"{names['experts_out']}_bias", X, E)],
   }
+  if c.biases:
+    bias = whole(f"{names['experts_in']}_bias", X, 2 * F)
+    table[*ours, "router_bias"] = [whole(names["router_bias"], X)]
+    table[*ours, "expert_gate_up_bias"] = [bias._replace(woven=True)]
+    table[*ours, "expert_down_bias"] = [whole(f"{names['experts_out']}_bias", X, E)]
+  return table
 
 
 def assemble(
@@ -310,7 +356,7 @@ def assemble(
       whole = np.concatenate([*pieces])
     if isinstance(parts, Stack):
       whole = whole.reshape(parts.height, -1, whole.shape[1])
-    return parameter(whole, dtype, own, looked_up=path[-1] == "embedding")
+    return parameter(whole, dtype, own, looked_up=path[-1].endswith("embedding"))
 
   params: dict[tuple[str, ...], Any] = {}
   for path, parts in layout.items():

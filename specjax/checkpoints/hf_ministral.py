@@ -1,4 +1,4 @@
-"""Ministral 3, a Mistral whose queries grow with the position."""
+"""Ministral, whose layers may have a window each, and Ministral 3, whose queries grow."""
 
 import dataclasses
 import functools
@@ -6,7 +6,7 @@ from typing import Any
 
 from specjax import checks
 from specjax.checkpoints.hf_layout import HF
-from specjax.checkpoints.hf_rows import Found, Row
+from specjax.checkpoints.hf_rows import LOCAL, TYPES, Found, Row, first, types_of
 from specjax.models.config import Config
 
 _ROPE = {
@@ -15,11 +15,21 @@ _ROPE = {
 }  # fmt: skip
 
 
+def _ministral(found: Found) -> dict[str, Any]:
+  full = found.rope()
+  local = dataclasses.replace(full, window=found.value("sliding_window", 4096))
+  return found.by_type(full, local, found.known["num_hidden_layers"] + 1)
+
+
+def _write_ministral(c: Config) -> dict[str, Any]:
+  return {"layer_types": types_of(c), "sliding_window": first(c, LOCAL).window}
+
+
 def _read(found: Found) -> dict[str, Any]:
   if not (found.raw.get("rope_parameters") or found.raw.get("rope_scaling")):
     found = found._replace(raw={**found.raw, "rope_parameters": _ROPE})
   rope = found.rope()
-  return vars(dataclasses.replace(rope, window=found.known.get("sliding_window")))
+  return dataclasses.replace(rope, window=found.known.get("sliding_window")).fields
 
 
 def _write(c: Config) -> dict[str, Any]:
@@ -27,6 +37,10 @@ def _write(c: Config) -> dict[str, Any]:
 
 
 MINISTRAL = {
+  "ministral": Row(
+    "MinistralForCausalLM", HF, _ministral, _write_ministral, TYPES,
+    {"num_key_value_heads": 8, "max_position_embeddings": 131072},
+  ),
   "ministral3": Row(
     "Ministral3ForCausalLM", HF, _read, _write,
     {"sliding_window": functools.partial(checks.whole, least=1)},

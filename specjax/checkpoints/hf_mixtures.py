@@ -25,14 +25,14 @@ def _experts(found: Found, family: str) -> Experts:
 
 def _olmoe(found: Found) -> dict[str, Any]:
   own = {"qk_norm": True, "wide_qk_norm": True, "experts": _experts(found, "olmoe")}
-  return own | {"out_bias": found.known.get("attention_bias", False), **vars(found.rope())}
+  return own | {"out_bias": found.known.get("attention_bias", False), **found.rope().fields}
 
 
 def _qwen2_moe(found: Found) -> dict[str, Any]:
   width = found.known.get("shared_expert_intermediate_size", 5632)
   own = dataclasses.replace(_experts(found, "qwen2_moe"), shared_width=width, shared_gate=True)
   bias = found.known.get("qkv_bias", True)
-  return {"experts": own, "qkv_bias": bias, **vars(found.sees_all())}
+  return {"experts": own, "qkv_bias": bias, **found.sees_all().fields}
 
 
 def _write(c: Config) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Families that differ from Llama in a detail: SmolLM3, Granite, Seed-OSS, Phi-3."""
+"""Families that differ from Llama in a detail: SmolLM3, Granite 3 and 4, Seed-OSS, Phi-3."""
 
 import dataclasses
 import functools
@@ -6,7 +6,7 @@ from typing import Any
 
 from specjax import checks
 from specjax.checkpoints.hf_layout import HF
-from specjax.checkpoints.hf_rows import Found, Row, alike, kinds_of
+from specjax.checkpoints.hf_rows import FULL, Found, Row, alike, kinds_of
 from specjax.models.config import Config
 
 _NUMBER = functools.partial(checks.number, above=0)
@@ -43,7 +43,7 @@ def _granite(found: Found) -> dict[str, Any]:
   own = {ours: float(found.known.get(key, 1)) for key, ours in _MULTIPLIERS.items()}
   own["logit_scale"] = 1 / found.known.get("logits_scaling", 1)
   bias = found.known.get("attention_bias", False)
-  return own | {"out_bias": bias} | vars(found.rope())
+  return own | {"out_bias": bias} | found.rope().fields
 
 
 def _write_granite(c: Config) -> dict[str, Any]:
@@ -51,8 +51,29 @@ def _write_granite(c: Config) -> dict[str, Any]:
   return own | {"logits_scaling": round(1 / c.logit_scale, 9), "attention_bias": c.qkv_bias}
 
 
+def _granite4(found: Found) -> dict[str, Any]:
+  """Of the hybrid family the models without Mamba layers and experts."""
+  types = found.known.get("layer_types", ())
+  if not types or set(types) - {FULL, "attention"}:
+    said = f"{FULL} in all layers: Mamba layers are missing"
+    checks.refuse(f"{found.where}: layer_types", types or None, said)
+  if count := found.known.get("num_local_experts", 8):
+    checks.refuse(f"{found.where}: num_local_experts", count, "0: experts are missing")
+  turns = found.known.get("position_embedding_type") == "rope"
+  own = _granite(found) | {"mlp_width": found.known.get("shared_intermediate_size", 1024)}
+  return own if turns else own | {"rotary_dim": 0}
+
+
+def _write_granite4(c: Config) -> dict[str, Any]:
+  return _write_granite(c) | {
+    "layer_types": [FULL] * c.layers, "shared_intermediate_size": c.mlp_width,
+    "position_embedding_type": None if c.rotary_dim == 0 else "rope", "num_local_experts": 0,
+    "mamba_n_heads": 1,  # of layers that are not there; it has to divide a width
+  }  # fmt: skip
+
+
 def _seed_oss(found: Found) -> dict[str, Any]:
-  return {"out_bias": found.known.get("attention_out_bias", False)} | vars(found.rope())
+  return {"out_bias": found.known.get("attention_out_bias", False)} | found.rope().fields
 
 
 def _write_seed_oss(c: Config) -> dict[str, Any]:
@@ -63,7 +84,7 @@ def _phi3(found: Found) -> dict[str, Any]:
   rope = found.rope()
   if rope.rope_scaling is not None:
     checks.refuse(f"{found.where}: rope_type", rope.rope_scaling.kind, "default in Phi-3")
-  return vars(dataclasses.replace(rope, window=found.value("sliding_window")))
+  return dataclasses.replace(rope, window=found.value("sliding_window")).fields
 
 
 def _write_phi3(c: Config) -> dict[str, Any]:
@@ -75,6 +96,20 @@ NEAR_LLAMA = {
   "granite": Row(
     "GraniteForCausalLM", HF, _granite, _write_granite,
     {**dict.fromkeys((*_MULTIPLIERS, "logits_scaling"), _NUMBER), "attention_bias": bool},
+  ),
+  "granitemoehybrid": Row(
+    "GraniteMoeHybridForCausalLM",
+    HF
+    | dict.fromkeys(("gate", "up"), "shared_mlp.input_linear")
+    | {"down": "shared_mlp.output_linear"},
+    _granite4,
+    _write_granite4,
+    {
+      **dict.fromkeys((*_MULTIPLIERS, "logits_scaling"), _NUMBER),
+      "attention_bias": bool, "layer_types": tuple[str, ...], "position_embedding_type": str,
+      "shared_intermediate_size": _WINDOW, "num_local_experts": checks.whole,
+    },
+    idle={"mamba_*": ..., "num_experts_per_tok": ..., "time_step_limit": ...},
   ),
   "seed_oss": Row(
     "SeedOssForCausalLM", HF, _seed_oss, _write_seed_oss,

@@ -21,7 +21,7 @@ def _olmo(found: Found) -> dict[str, Any]:
 
 
 def _olmo2(found: Found) -> dict[str, Any]:
-  return _olmo(found) | vars(found.rope())
+  return _olmo(found) | found.rope().fields
 
 
 def _olmo3(found: Found) -> dict[str, Any]:

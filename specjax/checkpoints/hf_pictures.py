@@ -13,15 +13,21 @@ TEXTS: Mapping[str, Mapping[str, Any]] = {
     "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
     "tie_word_embeddings": True,
   },
+  "gemma4": {"model_type": "gemma4_text", "tie_word_embeddings": True},
+  "llama4": {"model_type": "llama4_text", "tie_word_embeddings": False},
   "mistral3": {"model_type": "mistral", "tie_word_embeddings": False},
 }  # fmt: skip
 _OF_PICTURES = (
   "text_config", "vision_config", "image_token_index", "boi_token_index", "eoi_token_index",
   "image_token_id", "boi_token_id", "eoi_token_id", "mm_tokens_per_image", "projector_hidden_act",
   "multimodal_projector_bias", "spatial_merge_size", "vision_feature_layer",
+  "audio_config", "boa_token_id", "eoa_token_index", "audio_token_id", "video_token_id",
 )  # fmt: skip
 _PREFIX = "language_model."
-_TOWER = {"vision_tower.*", "multi_modal_projector.*"}
+_TOWER = {"vision_tower.*", "vision_model.*", "multi_modal_projector.*"}
+_TOWERS_OF_GEMMA4 = {
+  "model.vision_tower.*", "model.audio_tower.*", "model.embed_vision.*", "model.embed_audio.*",
+}  # fmt: skip
 
 
 def language_model(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -41,14 +47,22 @@ def language_model(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
   return found | {key: None for key in text.keys() - said.keys()}
 
 
-def within(layout: Layout) -> Layout:
-  """The language model's tensors by their names beside a tower."""
+def _place(family: str, name: str) -> str:
+  """A language model's tensor beside a tower."""
+  if family != "gemma4":
+    return _PREFIX + name
+  return name.replace("model.", "model." + _PREFIX, 1) if name.startswith("model.") else name
+
+
+def within(layout: Layout, family: str) -> Layout:
+  """The language model's tensors by their names beside a tower, of a file of this `model_type`."""
   return {
-    path: [part._replace(name=_PREFIX + part.name) for part in parts]
+    path: [part._replace(name=_place(family, part.name)) for part in parts]
     for path, parts in layout.items()
   }
 
 
-def spare(names: frozenset[str]) -> frozenset[str]:
+def spare(names: frozenset[str], family: str) -> frozenset[str]:
   """What is not read of such a file, given what is not read of the language model's own."""
-  return frozenset(_TOWER | {_PREFIX + name for name in names})
+  towers = _TOWERS_OF_GEMMA4 if family == "gemma4" else _TOWER
+  return frozenset(towers | {_place(family, name) for name in names})

@@ -23,9 +23,12 @@ _LENGTH = "original_max_position_embeddings"
 _LLAMA3 = {"low": "low_freq_factor", "high": "high_freq_factor", "original_length": _LENGTH}
 _YARN = {"low": "beta_slow", "high": "beta_fast", "attention": "attention_factor",
          "whole_pairs": "truncate", "original_length": _LENGTH}  # fmt: skip
-_NAMES: dict[str, dict[str, str]] = {"linear": {}, "llama3": _LLAMA3, "yarn": _YARN}
+_NAMES: dict[str, dict[str, str]] = {
+  "linear": {}, "llama3": _LLAMA3, "yarn": _YARN,
+  "proportional": {"share": "partial_rotary_factor"},
+}  # fmt: skip
 _NEEDED: dict[str, tuple[str, ...]] = {
-  "default": (), "linear": ("factor",), "yarn": ("factor",),
+  "default": (), "linear": ("factor",), "yarn": ("factor",), "proportional": (),
   "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }  # fmt: skip
 _IN_PART = ("llada2_moe", "phi3", "glm", "glm4", "glm4_moe")
@@ -57,15 +60,21 @@ def read(
   rope = checks.fields_of(raw.get(key) or {}, _SCHEMA, inside)
   theta = rope.get("rope_theta", known.get("rope_theta", 10000.0))
   kind = rope.get("rope_type", rope.get("type", "default"))
-  checks.choice(f"{where}: rope_type", kind, _NEEDED)
+  known_kinds = [x for x in _NEEDED if x != "proportional" or family == "gemma4_text"]
+  checks.choice(f"{where}: rope_type", kind, known_kinds)
   for name in _NEEDED[kind]:
     if name not in rope:
       raise ValueError(f"{where}: the {kind} rope scaling lacks {name!r}.")
   used = {*_ALWAYS, *_NEEDED[kind], *(_OF_YARN if kind == "yarn" else ())}
+  if kind == "proportional":
+    used |= {"factor"}
+    rope = {"factor": 1.0, "partial_rotary_factor": 1.0, **rope}
   if grows := kind == "yarn" and family == "ministral3":
     used |= {_GROWTH, "max_position_embeddings"}
   harmless.known_keys(raw.get(key) or {}, inside, used, harmless.ROPE)
   share = rope.get("partial_rotary_factor", known.get("partial_rotary_factor", 1.0))
+  if kind == "proportional":
+    share = 1.0
   if share != 1.0 and family not in _IN_PART:
     checks.refuse(f"{where}: partial_rotary_factor", share, "1, for whole heads are rotated")
   if kind == "default":
@@ -80,7 +89,8 @@ def read(
   if kind == "yarn":
     rope = _yarn(rope)
   limits = {ours: rope[name] for ours, name in names.items()}
-  if limits and not limits["low"] < limits["high"]:
+  same = kind == "llama3" and limits["low"] == limits["high"]  # Llama 4
+  if "low" in limits and not (same or limits["low"] < limits["high"]):
     checks.refuse(
       f"{where}: {names['low']}", limits["low"], f"a number below {names['high']}={limits['high']}"
     )
@@ -102,7 +112,7 @@ def _yarn(rope: Mapping[str, Any]) -> dict[str, Any]:
 
 def write(scaling: RopeScaling | None) -> dict[str, Any] | None:
   """`rope_scaling` of config.json."""
-  if scaling is None:
+  if scaling is None or scaling.kind == "none":
     return None
   limits = {key: getattr(scaling, ours) for ours, key in _NAMES[scaling.kind].items()}
   growth = {_GROWTH: scaling.growth} if scaling.growth else {}

@@ -68,12 +68,16 @@ class Found(NamedTuple):
 def alike(kinds: Any) -> dict[str, Any]:
   """Fields of `Config` for layers of kinds, which may be all alike."""
   kinds = tuple(kinds)
-  return vars(kinds[0]) if len(set(kinds)) == 1 else {"kinds": kinds}
+  return kinds[0].fields if len(set(kinds)) == 1 else {"kinds": kinds}
 
 
 def kinds_of(c: Config) -> tuple[Kind, ...]:
   """The kind of every layer of a config."""
-  return c.kinds or (Kind(c.window, c.rope_theta, c.rope_scaling, c.rotary_dim),) * c.layers
+  alone = Kind(
+    c.window, c.rope_theta, c.rope_scaling, c.rotary_dim, c.chunk,
+    keys_as_values=c.keys_as_values, source=c.source,
+  )  # fmt: skip
+  return c.kinds or (alone,) * c.layers
 
 
 def types_of(c: Config) -> list[str]:
@@ -174,6 +178,8 @@ def to_json(rows: Mapping[str, Row], config: Config) -> dict[str, Any] | None:
       "rope_scaling": hf_rope.write(rope.rope_scaling), "pad_token_id": None,
     }  # fmt: skip
     raw |= row.write(config)
+    if "rope_parameters" in raw:  # which transformers would empty for a `rope_scaling` of null
+      del raw["rope_theta"], raw["rope_scaling"]
     try:
       if from_json(row, raw) == config:
         return raw

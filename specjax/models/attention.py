@@ -40,7 +40,9 @@ def attend(
 
   Args:
     q: [B, H, N, C].
-    k, v: fresh keys and values [B, K, M, C], H a multiple of K; there may be fewer nodes than M.
+    k, v: fresh keys [B, K, M, C] and values [B, K, M, D], H a multiple of K; there may be fewer
+      nodes than M. Where keys are narrower, by D, a query's first D numbers are multiplied with the
+      values (latent attention).
     mask: bool[B, N, M], node i sees fresh row j. Every node must see one row at least, its own.
     prefix: (k [B, K, S, C], v, visible) or None. `visible` says which rows are seen: the first ones
       by all nodes, i32[B]; any by all nodes, bool[B, S]; or any by each node, bool[B, N, S]. Keys
@@ -50,16 +52,18 @@ def attend(
     sinks: f32[H], scores without values, beside those of each head's rows.
 
   Returns:
-    [B, N, H * C].
+    [B, N, H * D].
   """
   B, H, N, C = q.shape
-  K = k.shape[1]
+  K, D = k.shape[1], v.shape[3]
+  with_values = k.shape[3] < C
   # A tree over a cache is not parted: each part would read the cache anew.
   together = queries(B * H, k.shape[2]) if prefix is None else QUERIES
   if together < N:
     return _by_parts(q, k, v, mask, prefix, together, cap, sinks)
   shared = prefix is not None and prefix[0].ndim == 4 and prefix[2].ndim < 3
   start = prefix[3] if prefix is not None and len(prefix) > 3 else None
+  shared = shared and not with_values
   if prefix is not None and shared and reads_blocks(q, prefix[0], prefix[2], start, sinks, cap):
     out = tree_attention(q, *prefix[:3], k, v, mask, start=start, cap=cap, sinks=sinks)
     return out.swapaxes(1, 2).reshape(B, N, H * C)
@@ -68,12 +72,18 @@ def attend(
   def capped(s: Array) -> Array:
     return s if cap is None else cap * jnp.tanh(s / cap)
 
-  def scores(q: Array, keys: Array, visible: Array) -> Array:
+  def product(q: Array, rows: Array) -> Array:
+    if rows.ndim == 4:
+      return _times(q, rows, 3)
+    of_each = q.reshape(B, K, H // K, N, -1)
+    return jnp.einsum("bkgnc,bknsc->bkgns", of_each, rows, preferred_element_type=jnp.float32)
+
+  def scores(q: Array, keys: Array, values: Array, visible: Array) -> Array:
+    s = product(q[..., D:] if with_values else q, keys)
+    s = capped(s + product(q[..., :D], values) if with_values else s)
     if keys.ndim == 5:
-      of_each = q.reshape(B, K, H // K, N, C)
-      s = jnp.einsum("bkgnc,bknsc->bkgns", of_each, keys, preferred_element_type=jnp.float32)
-      return capped(s).reshape(B, K, -1, s.shape[-1])
-    s = capped(_times(q, keys, 3)).reshape(B, K, H // K, N, -1)
+      return s.reshape(B, K, -1, s.shape[-1])
+    s = s.reshape(B, K, H // K, N, -1)
     s = jnp.where(visible[:, None, None], s, -jnp.inf)
     return s.reshape(B, K, -1, s.shape[-1])
 
@@ -82,10 +92,10 @@ def attend(
     if values.ndim == 5:
       of_each = p.reshape(B, K, H // K, N, -1)
       y = jnp.einsum("bkgns,bknsc->bkgnc", of_each, values, preferred_element_type=jnp.float32)
-      return y.reshape(B, K, -1, C)
+      return y.reshape(B, K, -1, D)
     return _times(p, values, 2)
 
-  s = scores(q, k, mask)
+  s = scores(q, k, v, mask)
   top = s.max(-1, keepdims=True)
   sink = None
   if sinks is not None:
@@ -104,7 +114,7 @@ def attend(
     if start is not None:
       visible = visible & (jnp.arange(prefix_k.shape[2])[None, None] >= start[:, :, None])
     # Otherwise XLA on GPU joins the two products with q, for which it copies cache and tree.
-    far = scores(jax.lax.optimization_barrier(q), prefix_k, visible)
+    far = scores(jax.lax.optimization_barrier(q), prefix_k, prefix_v, visible)
     top = jnp.maximum(top, far.max(-1, keepdims=True))
     p, p_far = jnp.exp(s - top), jnp.exp(far - top)
     out = mix(p, v) + mix(p_far, prefix_v)
@@ -112,7 +122,7 @@ def attend(
   if sink is not None:
     total = total + jnp.exp(sink - top)
   out = (out / total).astype(v.dtype)
-  return out.reshape(B, H, N, C).swapaxes(1, 2).reshape(B, N, H * C)
+  return out.reshape(B, H, N, D).swapaxes(1, 2).reshape(B, N, H * D)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -116,10 +116,12 @@ def _written(
   of_heads = _spread(jax.tree.leaves(fresh)[0])
   if of_heads is not None:
     of_rows = PartitionSpec(of_heads[0])
+    # Layers may differ in how many heads they have.
+    places = jax.tree.map(lambda x: _spread(x) or PartitionSpec(), fresh)
     write_all = jax.shard_map(
       write_all,
-      in_specs=(of_heads, of_heads, *[of_rows] * len(per_row)),
-      out_specs=of_heads,
+      in_specs=(places, places, *[of_rows] * len(per_row)),
+      out_specs=places,
       check_vma=False,
     )
   return write_all(kv, fresh, *per_row)

@@ -15,15 +15,17 @@ class RopeScaling:
   Attributes:
     kind: "linear" divides every frequency by `factor`; "llama3" (Llama 3.1 release code) and "yarn"
       (Peng et al. 2023, arXiv 2309.00071, section 3) divide the low frequencies only, blending
-      between the two limits, by turns or by the number of the pair.
+      between the two limits, by turns or by the number of the pair. "none" turns nothing, it has
+      `growth` alone. "proportional" turns the first `share` of the pairs only (Gemma 4).
     low, high: the limits, in full turns over `original_length` tokens.
     attention: of "yarn", what the cosines and sines of queries and keys are multiplied with.
     whole_pairs: of "yarn", whether the limits lie at pairs or between them (GPT-OSS).
-    growth: b of 1 + b log(1 + floor(p / original_length)), which multiplies the query at position p
-      (Ministral 3).
+    growth: b of 1 + b log(1 + floor((p + ahead) / original_length)), which multiplies the query at
+      position p (Ministral 3, Llama 4).
+    ahead: 1 where positions count from 1 (Llama 4).
   """
 
-  kind: Literal["linear", "llama3", "yarn"]
+  kind: Literal["linear", "llama3", "yarn", "proportional", "none"]
   factor: float
   low: float = 1.0
   high: float = 4.0
@@ -31,6 +33,8 @@ class RopeScaling:
   attention: float = 1.0
   whole_pairs: bool = True
   growth: float = 0.0
+  ahead: int = 0
+  share: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,35 +44,43 @@ class Experts:
   Attributes:
     count, chosen, width: X, k and F: the experts of a layer, those of a token, and their width.
     router: how a token's experts are chosen. "relu" takes all with a positive logit, so that
-      `chosen` is X, and its experts have no gate.
+      `chosen` is X, and its experts have no gate. "input" takes the largest, and multiplies what an
+      expert reads, not what it says, by the logit's sigmoid (Llama 4).
     normalised: whether the weights of a token's experts sum to 1, before `scale`.
     scale: what these weights are multiplied with.
     groups, chosen_groups: of "sigmoid", equal groups of experts, and how many of them are open to a
       token.
     shared_width: width of the expert that every token passes, 0 for none.
+    beside: whether a dense MLP is beside the experts of a layer, each with norms of its own, and
+      the router reads the stream scaled by weights (Gemma 4).
+    activation: of the gates of experts.
     shared_gate: whether that expert's output is weighed, by a sigmoid (Qwen2-MoE).
     biases: whether the router and the experts have biases (GPT-OSS).
     limit, slope: of the gates of GPT-OSS, see `experts.clamped`; None for SwiGLU.
     dense_layers: how many of the first layers have a dense MLP in place of experts.
+    sparse_layers: the layers that have experts, where later ones than the first have none, too.
   """
 
   count: int
   chosen: int
   width: int
-  router: Literal["softmax", "sigmoid", "relu"] = "softmax"
+  router: Literal["softmax", "sigmoid", "relu", "input"] = "softmax"
   normalised: bool = True
   scale: float = 1.0
   groups: int = 1
   chosen_groups: int = 1
   shared_width: int = 0
   dense_layers: int = 0
+  sparse_layers: tuple[int, ...] = ()
   shared_gate: bool = False
+  beside: bool = False
+  activation: Literal["silu", "gelu"] = "silu"
   biases: bool = False
   limit: float | None = None
   slope: float = 1.702
 
   def __post_init__(self):
-    checks.choice("router", self.router, ("softmax", "sigmoid", "relu"))
+    checks.choice("router", self.router, ("softmax", "sigmoid", "relu", "input"))
     for name in ("count", "width", "groups"):
       checks.whole(name, getattr(self, name), 1)
     least = self.count if self.router == "relu" else 1
@@ -84,6 +96,10 @@ class Experts:
       several = f"chosen_groups={self.chosen_groups} of {self.groups} groups"
       checks.refuse("chosen", self.chosen, f"at most the experts in {several}")
 
+  def is_in(self, layer: int) -> bool:
+    """Whether the layer of this number has experts."""
+    return layer in self.sparse_layers if self.sparse_layers else layer >= self.dense_layers
+
   @property
   def gated(self) -> bool:
     """Whether an expert multiplies two products of its input, as a Llama's MLP does."""
@@ -91,13 +107,51 @@ class Experts:
 
 
 @dataclasses.dataclass(frozen=True)
+class Latent:
+  """Latent attention (MLA), see `models.latent`; a head's q and k have C = plain + rotary numbers.
+
+  Attributes:
+    rank: width of the latent that keys and values of all heads are made of.
+    q_rank: that of the queries' own, 0 where they are made of the layer's input.
+    plain, rotary: how many of a head's numbers, its first, do not turn, and how many do.
+    value: how many numbers a head's value has.
+  """
+
+  rank: int
+  q_rank: int
+  plain: int
+  rotary: int
+  value: int
+
+  def __post_init__(self):
+    for name in ("rank", "plain", "rotary", "value"):
+      checks.whole(name, getattr(self, name), 1)
+    checks.whole("q_rank", self.q_rank, note="0 for none")
+
+
+@dataclasses.dataclass(frozen=True)
 class Kind:
-  """What layers of one network may have each of its own; the fields are those of `Config`."""
+  """What layers of one network may have each of its own; the fields are those of `Config`.
+
+  `head_dim`, `kv_heads` and `mlp_width` are 0 where they are the network's.
+  """
 
   window: int | None = None
   rope_theta: float = 10000.0
   rope_scaling: RopeScaling | None = None
   rotary_dim: int | None = None
+  chunk: int | None = None
+  head_dim: int = 0
+  kv_heads: int = 0
+  mlp_width: int = 0
+  keys_as_values: bool = False
+  source: int | None = None
+
+  @property
+  def fields(self) -> dict[str, Any]:
+    """Its fields, without sizes that are the network's."""
+    sizes = ("head_dim", "kv_heads", "mlp_width")
+    return {name: x for name, x in vars(self).items() if x or name not in sizes}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +166,9 @@ class Config:
     qkv_bias: whether q, k and v have biases (Qwen2).
     qk_norm: whether RMSNorm is applied to each head's q and k (Qwen3).
     wide_qk_norm: whether that norm is over all heads of q, and of k, together (OLMo 2).
+    unit_qk: whether each head's q and k, where they turn, have a root mean square of 1 (Llama 4).
     window: how many of the last positions a token sees (Mistral v0.1), or None for all.
+    chunk: the length of the chunks of positions of which a token sees its own (Llama 4), or None.
     causal: False lets every position see every other (masked diffusion).
     block_length: where causal is False, the length of the blocks that it is causal over (block
       diffusion): a position sees its own block and those before it. None for no blocks.
@@ -121,8 +177,8 @@ class Config:
     rotary_dim: how many of a head's C numbers, its first, are rotated (LLaDA2); None for all, 0 for
       none (SmolLM3).
     experts: the sparse MLPs, or None where every layer has a dense one.
-    kinds: one for each layer where layers differ, in place of `window`, `rope_theta`,
-      `rope_scaling` and `rotary_dim`; () where all are alike.
+    kinds: one for each layer where layers differ, in place of the fields that it has; () where all
+      are alike.
     norms: where attention and MLP have a norm: before them, on what they add (OLMo 2), "both"
       (Gemma 2 and later), or a "shared" one before both, which are then beside each other (Cohere).
     centred: whether norms, but those of q and k, subtract the mean first: LayerNorm (Cohere).
@@ -131,6 +187,13 @@ class Config:
       (GLM-4, Cohere).
     activation: of the gates of dense MLPs; "gelu" is its approximation by tanh (Gemma).
     out_bias: whether attention's output has a bias (Seed-OSS).
+    unit_v: whether each head's v has a root mean square of 1 (Gemma 4).
+    keys_as_values: whether v is k, before its norm and rotary embedding (Gemma 4).
+    source: the earlier layer whose k and v attention reads in place of its own (Gemma 4), or None.
+    layer_scale: whether a number multiplies the stream behind the layer (Gemma 4).
+    layer_embedding: P: width of the embedding that a token has in each layer, of which a gated MLP
+      behind the layer makes what it adds (Gemma 4); 0 for none.
+    latent: of latent attention, whose cache has one key head (DeepSeek-V3); None for the usual one.
     attention_scale: what scores are multiplied with, None for C ** -0.5.
     attention_cap, logit_cap: c of c tanh(x / c) over scores and logits (Gemma 2), None for none.
     embedding_scale, residual_scale, logit_scale: what embeddings, what a sublayer adds, and logits
@@ -165,6 +228,14 @@ class Config:
   sinks: bool = False
   activation: Literal["silu", "gelu"] = "silu"
   out_bias: bool = False
+  unit_qk: bool = False
+  chunk: int | None = None
+  unit_v: bool = False
+  keys_as_values: bool = False
+  source: int | None = None
+  layer_scale: bool = False
+  layer_embedding: int = 0
+  latent: Latent | None = None
   attention_scale: float | None = None
   attention_cap: float | None = None
   logit_cap: float | None = None
@@ -177,7 +248,7 @@ class Config:
     checks.choice("activation", self.activation, ("silu", "gelu"))
     for field in dataclasses.fields(self):
       if field.type is int:
-        checks.whole(field.name, getattr(self, field.name), 1)
+        checks.whole(field.name, getattr(self, field.name), int(field.name != "layer_embedding"))
     if self.heads % self.kv_heads:
       checks.refuse("heads", self.heads, f"a multiple of kv_heads={self.kv_heads}")
     if self.head_dim % 2:
@@ -191,15 +262,22 @@ class Config:
     rotary = self.rotary_dim
     if rotary and (checks.whole("rotary_dim", rotary, 2, self.head_dim) % 2):
       checks.refuse("rotary_dim", rotary, EVEN)
+    if (latent := self.latent) is not None:
+      own = {"kv_heads": 1, "head_dim": latent.plain + latent.rotary, "rotary_dim": latent.rotary}
+      for name, value in own.items():
+        if getattr(self, name) != value:
+          checks.refuse(name, getattr(self, name), f"{value} with latent attention")
     if self.kinds and len(self.kinds) != self.layers:
       raise ValueError(f"`kinds` must be of {self.layers} layers, got {len(self.kinds)}.")
     if self.experts is not None:
       checks.whole("dense_layers", self.experts.dense_layers, most=self.layers - 1)
+      for number in self.experts.sparse_layers:
+        checks.whole("sparse_layers", number, most=self.layers - 1)
 
   def of_layer(self, number: int) -> "Config":
     """That of a layer: it has the layer's kind, and a layer with a dense MLP has no experts."""
-    own: dict[str, Any] = {**vars(self.kinds[number]), "kinds": ()} if self.kinds else {}
-    if self.experts is not None and number < self.experts.dense_layers:
+    own: dict[str, Any] = {**self.kinds[number].fields, "kinds": ()} if self.kinds else {}
+    if self.experts is not None and not self.experts.is_in(number):
       own["experts"] = None
     return dataclasses.replace(self, **own) if own else self
 
@@ -214,13 +292,23 @@ class Config:
 
   @property
   def windows(self) -> tuple[int, ...]:
-    """The sliding windows of its layers, each once; () where every layer sees everything."""
-    found = {kind.window for kind in self.kinds} if self.kinds else {self.window}
-    return tuple(sorted(window for window in found if window is not None))
+    """The sliding windows of its layers, or their chunks, each once; () where every layer sees
+    everything."""
+    layers = self.kinds or (self,)
+    found = {kind.window for kind in layers} | {kind.chunk for kind in layers}
+    return tuple(sorted(length for length in found if length is not None))
+
+  @property
+  def apart(self) -> bool:
+    """Whether each sublayer can run alone over any kind of cache: none has a window or latents,
+    shares a norm, or has something behind it."""
+    behind = self.layer_scale or self.layer_embedding
+    return not (self.windows or self.latent or self.norms == "shared" or behind)
 
 
 _NEWER = (
   "wide_qk_norm", "kinds", "norms", "centred", "neighbours", "sinks", "activation", "out_bias",
-  "attention_scale", "attention_cap", "logit_cap", "embedding_scale", "residual_scale",
-  "logit_scale",
+  "unit_qk", "chunk", "unit_v", "keys_as_values", "source", "layer_scale", "layer_embedding",
+  "latent", "attention_scale", "attention_cap", "logit_cap",
+  "embedding_scale", "residual_scale", "logit_scale",
 )  # fmt: skip

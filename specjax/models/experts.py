@@ -27,7 +27,7 @@ from specjax.models.config import Experts
 from specjax.models.groups import Groups
 from specjax.models.linear import fused, linear
 from specjax.models.lora import weight
-from specjax.models.norm import RMSNorm
+from specjax.models.norm import RMSNorm, unit
 from specjax.models.weights import dense
 
 _INIT = nn.initializers.normal(0.02)
@@ -73,6 +73,12 @@ def by_sigmoid(c: Experts, logits: Array, bias: Array) -> Chosen:
   return Chosen(expert, share * c.scale)
 
 
+def by_input(c: Experts, logits: Array) -> Chosen:
+  """The k largest of logits f32[..., X], by their sigmoids, which are for `on_inputs`."""
+  largest, expert = lax.top_k(logits, c.chosen)
+  return Chosen(expert, jax.nn.sigmoid(largest))
+
+
 def by_relu(logits: Array, norm: RMSNorm) -> Chosen:
   """All whose logit f32[..., X] is positive, by RMSNorm(ReLU(logits)) (BlockFFN, section 3.1)."""
   expert = jnp.broadcast_to(jnp.arange(logits.shape[-1], dtype=jnp.int32), logits.shape)
@@ -103,6 +109,12 @@ def swiglu(hidden: Array) -> Array:
   """[..., 2F], gates and then what they let through, -> [..., F]."""
   gate, up = jnp.split(hidden, 2, -1)
   return nn.silu(gate) * up
+
+
+def geglu(hidden: Array) -> Array:
+  """`swiglu` with GELU's approximation by tanh."""
+  gate, up = jnp.split(hidden, 2, -1)
+  return nn.gelu(gate) * up
 
 
 def clamped(limit: float, slope: float, hidden: Array) -> Array:
@@ -267,6 +279,15 @@ def spread(x: Array, chosen: Chosen, gate_up: Any, down: Any, act: Activation = 
   )(x, chosen, gate_up, down)
 
 
+def on_inputs(x: Array, chosen: Chosen, gate_up: Any, down: Any, act: Activation) -> Array:
+  """`spread` where the weights multiply what experts read: each has a row of its own of x."""
+  B, N, E = x.shape
+  rows = (x[:, :, None] * chosen.weight[..., None].astype(x.dtype)).reshape(B, -1, E)
+  expert = chosen.expert.reshape(B, -1, 1)
+  alone = Chosen(expert, jnp.ones(expert.shape, jnp.float32))
+  return spread(rows, alone, gate_up, down, act).reshape(B, N, -1, E).sum(2)
+
+
 class Shared(nn.Module):
   """The expert that every token passes, of width `inner`."""
 
@@ -288,8 +309,9 @@ class SparseMLP(nn.Module):
   out_init: Any
 
   @nn.compact
-  def __call__(self, x: Array) -> Array:
-    """x [B, N, E], normed, -> [B, N, E]."""
+  def __call__(self, x: Array, stream: Array | None = None) -> Array:
+    """x [B, N, E], normed, -> [B, N, E]; `stream`, before its norm, is read by a router with
+    weights of its own for it."""
     c, E = self.experts, x.shape[-1]
     X, F = c.count, c.width
     router = dense(self.param("router", _INIT, (X, E))).astype(jnp.float32)
@@ -298,7 +320,15 @@ class SparseMLP(nn.Module):
     act: Activation = swiglu if c.gated else silu
     if c.limit is not None:
       act = functools.partial(clamped, c.limit, c.slope)
-    logits = linear(x.astype(jnp.float32), router)
+    elif c.activation == "gelu":
+      act = geglu
+    routed = x.astype(jnp.float32)
+    if c.beside:
+      assert stream is not None
+      scale = self.param("router_scale", nn.initializers.ones, (E,)).astype(jnp.float32)
+      routed = unit(stream.astype(jnp.float32), self.epsilon) * E**-0.5
+      routed = routed * jnp.broadcast_to(scale, routed.shape)
+    logits = linear(routed, router)
     if c.biases:
       own = (("router_bias", X), ("expert_gate_up_bias", X, 2 * F), ("expert_down_bias", X, E))
       of_router, *of_experts = (
@@ -311,10 +341,16 @@ class SparseMLP(nn.Module):
     elif c.router == "sigmoid":
       bias = self.param("router_bias", nn.initializers.zeros, (X,))
       chosen = by_sigmoid(c, logits, bias.astype(jnp.float32))
+    elif c.router == "input":
+      chosen = by_input(c, logits)
     else:
       chosen = by_softmax(c, logits)
+    if c.beside:
+      scale = self.param("expert_scale", nn.initializers.ones, (X,)).astype(jnp.float32)
+      chosen = Chosen(chosen.expert, chosen.weight * scale[chosen.expert])
     self.sow("intermediates", "chosen", chosen)
-    y = spread(x, chosen, gate_up, down, act).astype(x.dtype)
+    weighed = on_inputs if c.router == "input" else spread
+    y = weighed(x, chosen, gate_up, down, act).astype(x.dtype)
     if not c.shared_width:
       return y
     shared = Shared(c.shared_width, self.out_init, name="shared")(x)

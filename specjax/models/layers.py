@@ -6,6 +6,7 @@ weight at each step.
 """
 
 import functools
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -16,9 +17,10 @@ from specjax.models import cache as kv_cache
 from specjax.models.attention import attend
 from specjax.models.config import Config
 from specjax.models.experts import SparseMLP
+from specjax.models.latent import LatentAttention
 from specjax.models.linear import fused, linear
 from specjax.models.lora import weight
-from specjax.models.norm import RMSNorm
+from specjax.models.norm import RMSNorm, unit
 from specjax.models.rotary import angles_of_layers, rotate
 
 INIT = nn.initializers.normal(0.02)
@@ -39,6 +41,8 @@ class TransformerBlock(nn.Module):
   def setup(self):
     c = self.config
     H, K, C = c.heads, c.kv_heads, c.head_dim
+    D = C if c.latent is None else c.latent.value
+    inputs = self.attention_width or c.width
     out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)
     norm = functools.partial(RMSNorm, c.norm_epsilon, c.centred)
     if c.norms != "after":
@@ -46,13 +50,20 @@ class TransformerBlock(nn.Module):
     if c.norms in ("after", "both"):
       self.attention_out_norm = norm()
     of_qkv = {"q": H * C, "k": K * C, "v": K * C}
-    self.qkv = fused(self, "qkv", of_qkv, INIT, self.attention_width or c.width)
+    if c.source is not None:
+      of_qkv = {"q": H * C}
+    elif c.keys_as_values:
+      del of_qkv["v"]
+    if c.latent is not None:
+      self.latents = LatentAttention(c, c.latent, inputs)
+    else:
+      self.qkv = fused(self, "".join(of_qkv), of_qkv, INIT, inputs)
     if c.qkv_bias:
       of_bias = {f"{name}_bias": rows for name, rows in of_qkv.items()}
       self.qkv_bias = fused(self, "qkv_bias", of_bias, nn.initializers.zeros)
     if c.qk_norm:
       self.q_norm, self.k_norm = RMSNorm(c.norm_epsilon), RMSNorm(c.norm_epsilon)
-    self.out = weight(self, "out", out_init, (c.width, H * C))
+    self.out = weight(self, "out", out_init, (c.width, H * D))
     if c.sinks:
       self.sinks = self.param("sinks", nn.initializers.zeros, (c.heads,))
     if c.out_bias:
@@ -63,10 +74,18 @@ class TransformerBlock(nn.Module):
       self.mlp_out_norm = norm()
     if self.has_mlp and c.experts is not None:
       self.experts = SparseMLP(c.experts, c.norm_epsilon, out_init)
-    elif self.has_mlp:
+      if c.experts.beside:
+        self.dense_out_norm, self.experts_norm, self.experts_out_norm = norm(), norm(), norm()
+    if self.has_mlp and (c.experts is None or c.experts.beside):
       of_mlp = {"gate": c.mlp_width, "up": c.mlp_width}
       self.gate_up = fused(self, "gate_up", of_mlp, INIT, c.width)
       self.down = weight(self, "down", out_init, (c.width, c.mlp_width))
+    if c.layer_embedding:
+      self.own_gate = weight(self, "own_gate", INIT, (c.layer_embedding, c.width))
+      self.own_out = weight(self, "own_out", out_init, (c.width, c.layer_embedding))
+      self.own_norm = norm()
+    if c.layer_scale:
+      self.layer_scale = self.param("layer_scale", nn.initializers.ones, (1,))
 
   def _heads(self, h: Array, first: int = 0) -> list[Array]:
     """q, k and v from number `first` (static) on, [B, N, heads, C]."""
@@ -85,28 +104,40 @@ class TransformerBlock(nn.Module):
       return self.attention_norm(x)
     return x if self.config.norms == "after" else self.mlp_norm(x)
 
-  def _normed(self, q: Array, k: Array) -> tuple[Array, Array]:
-    """q, k [B, N, heads, C] behind their norms."""
+  def _normed(self, qk: Sequence[Array]) -> list[Array]:
+    """q and k [B, N, heads, C] behind their norms; or q alone."""
+    norms = (self.q_norm, self.k_norm)[: len(qk)]
     if not self.config.wide_qk_norm:
-      return self.q_norm(q), self.k_norm(k)
-    wide = (y.reshape(*y.shape[:2], -1) for y in (q, k))
-    own = (norm(y) for norm, y in zip((self.q_norm, self.k_norm), wide, strict=True))
-    return tuple(y.reshape(x.shape) for y, x in zip(own, (q, k), strict=True))
+      return [norm(y) for norm, y in zip(norms, qk, strict=True)]
+    wide = (y.reshape(*y.shape[:2], -1) for y in qk)
+    own = (norm(y) for norm, y in zip(norms, wide, strict=True))
+    return [y.reshape(x.shape) for y, x in zip(own, qk, strict=True)]
 
-  def project(self, x, angle, attention_input=None) -> tuple[Array, Array, Array]:
-    """x [B, N, E] -> q [B, H, N, C], k [B, K, N, C], v [B, K, N, C]."""
+  def project(self, x, angle, attention_input=None) -> list[Array]:
+    """x [B, N, E] -> q [B, H, N, C], k [B, K, N, C], v [B, K, N, C], or what is in their places of
+    latents; q alone where a layer reads another's k and v."""
     c = self.config
     h = self._attention_input(x) if attention_input is None else attention_input
-    q, k, v = self._heads(h)
-    if c.qk_norm:
-      q, k = self._normed(q, k)
-    q, k, v = (y.swapaxes(1, 2) for y in (q, k, v))
-    q, k = rotate(q, angle, c.neighbours), rotate(k, angle, c.neighbours)
+    if c.latent is not None:
+      q, *kv = self.latents.project(h, angle)
+    else:
+      ys = self._heads(h)
+      if c.keys_as_values:
+        ys += ys[1:]
+      if c.qk_norm:
+        ys[:2] = self._normed(ys[:2])
+      if c.unit_qk and c.rotary_dim != 0:
+        ys[:2] = [unit(y, c.norm_epsilon) for y in ys[:2]]
+      if c.unit_v:
+        ys[2:] = [unit(y, c.norm_epsilon) for y in ys[2:]]
+      ys = [y.swapaxes(1, 2) for y in ys]
+      turned = None if c.rotary_dim == 0 else angle
+      q, *kv = [rotate(y, turned, c.neighbours) for y in ys[:2]] + ys[2:]
     if angle is not None and len(angle) > 2:
       q = (q * angle[2, :, None, :, :1]).astype(q.dtype)
     if c.attention_scale is not None:  # all that attends divides by the root of C
       q = q * (c.attention_scale * c.head_dim**0.5)
-    return q, k, v
+    return [q, *kv]
 
   def values(self, x: Array) -> Array:
     """x [B, N, E] -> v [B, K, N, C] alone."""
@@ -116,8 +147,11 @@ class TransformerBlock(nn.Module):
   def attention(self, q, k, v, mask, prefix=None) -> Array:
     """[B, N, E], to be added to the stream; see `attend`."""
     c = self.config
-    sinks = self.sinks if c.sinks else None
-    y = linear(attend(q, k, v, mask, prefix, c.attention_cap, sinks), self.out)
+    if c.latent is not None:
+      y = self.latents(q, k, v, mask, prefix)
+    else:
+      y = attend(q, k, v, mask, prefix, c.attention_cap, self.sinks if c.sinks else None)
+    y = linear(y, self.out)
     if c.out_bias:
       y = y + jnp.broadcast_to(self.out_bias, y.shape)
     if c.norms in ("after", "both"):
@@ -128,25 +162,48 @@ class TransformerBlock(nn.Module):
     """x [B, N, E] -> [B, N, E], to be added to the stream; x is the stream behind attention, or in
     front of it where they share a norm."""
     c, h = self.config, self.mlp_input(x)
-    if c.experts is not None:
-      y = self.experts(h)
+    if c.experts is None:
+      y = self._dense(h)
+    elif c.experts.beside:
+      y = self.dense_out_norm(self._dense(h))
+      y = y + self.experts_out_norm(self.experts(self.experts_norm(x), x))
     else:
-      gate, up = self.gate_up.linear(h)
-      y = linear((nn.silu(gate) if c.activation == "silu" else nn.gelu(gate)) * up, self.down)
+      y = self.experts(h)
     if c.norms in ("after", "both"):
       y = self.mlp_out_norm(y)
     return y if c.residual_scale == 1 else y * c.residual_scale
 
-  def attended(self, x, angle, mask, prefix, earlier=None, attention_input=None):
+  def _dense(self, h: Array) -> Array:
+    """The dense MLP of h [B, N, E]."""
+    gate, up = self.gate_up.linear(h)
+    return linear(
+      (nn.silu(gate) if self.config.activation == "silu" else nn.gelu(gate)) * up, self.down
+    )
+
+  def behind(self, x: Array, embedded: Array | None) -> Array:
+    """The stream x [B, N, E] with what some families do to it behind a layer, given what the tokens
+    have in this layer, [B, N, P]."""
+    if self.config.layer_embedding:
+      if embedded is None:
+        raise ValueError(
+          "`embedded` must be given to layers with embeddings of their own, got None."
+        )
+      own = nn.gelu(linear(x, self.own_gate)) * embedded
+      x = x + self.own_norm(linear(own, self.own_out))
+    return x * jnp.broadcast_to(self.layer_scale, x.shape) if self.config.layer_scale else x
+
+  def attended(self, x, angle, mask, prefix, earlier=None, attention_input=None, read=None):
     """Attention's half: x [B, N, E] -> (x, k [B, K, N, C], v); see `attend` for mask and prefix.
 
     `earlier` (k, v) are more fresh rows, before the block's own in the mask. Where the mask has
     their columns alone, a row of the block sees itself and no other, and the prefix is of rows that
     one node each sees. `attention_input` [B, N, any] is attended from in place of the normed x. A
-    prefix that depends on the queries [B, H, N, C] is a function of them.
+    prefix that depends on the queries [B, H, N, C] is a function of them. `read` (k, v) are those
+    of the layer whose keys and values this one reads; its own have no numbers then.
     """
-    q, k, v = self.project(x, angle, attention_input)
+    q, *kv = self.project(x, angle, attention_input)
     prefix = prefix(q) if callable(prefix) else prefix
+    k, v = kv if read is None else read
     keys, values = k, v
     if earlier is not None and mask.shape[2] == earlier[0].shape[2]:
       keys, values = earlier
@@ -156,13 +213,16 @@ class TransformerBlock(nn.Module):
       prefix = *own, mask
     elif earlier is not None:
       keys, values = (jnp.concatenate(pair, 2) for pair in zip(earlier, (k, v), strict=True))
-    return x + self.attention(q, keys, values, mask, prefix), k, v
+    y = x + self.attention(q, keys, values, mask, prefix)
+    return (y, k, v) if read is None else (y, k[..., :0], v[..., :0])
 
-  def __call__(self, x, angle, mask, prefix, earlier=None, attention_input=None):
-    """The layer, for the arguments of `attended`: (x [B, N, E], k [B, K, N, C], v)."""
-    y, k, v = self.attended(x, angle, mask, prefix, earlier, attention_input)
-    read = x if self.config.norms == "shared" else y
-    return y + self.mlp(read) if self.has_mlp else y, k, v
+  def __call__(
+    self, x, angle, mask, prefix, earlier=None, attention_input=None, read=None, embedded=None
+  ):
+    """The layer, for the arguments of `attended` and `behind`: (x [B, N, E], k [B, K, N, C], v)."""
+    y, k, v = self.attended(x, angle, mask, prefix, earlier, attention_input, read)
+    before = x if self.config.norms == "shared" else y
+    return self.behind(y + self.mlp(before) if self.has_mlp else y, embedded), k, v
 
 
 def of_layer(config: Config, number: int) -> TransformerBlock:
@@ -201,6 +261,7 @@ class Layers(nn.Module):
     earlier=None,
     attention_input=None,
     visible=None,
+    embedded=None,
     *,
     start=0,
     stop=None,
@@ -220,6 +281,7 @@ class Layers(nn.Module):
       attention_input: of the first block, see `Block`.
       visible: bool[B, S], what of the cache is seen in place of its first rows, or None. Not
         together with a window.
+      embedded: [B, N, L, P], the tokens' embeddings in each layer, where layers have such.
       start, stop: layer range (static).
       hidden_layers: layers whose input is wanted (static).
 
@@ -231,25 +293,34 @@ class Layers(nn.Module):
     rows = None if cache is None else kv_cache.rows_of(cache)
 
     @functools.cache
-    def seen(window: int | None) -> tuple[Array, list[Array | None]]:
-      """What a layer of this window sees: `mask`, and what is visible of the cache."""
-      own, far = mask, [visible]
-      if window is not None and mask.shape[2] != M:
-        near = position[:, :, None] - position[:, None, :] < window
+    def seen(window: int | None, chunk: int | None) -> tuple[Array, list[Array | None]]:
+      """What a layer of this window, or these chunks, sees: `mask`, and what is visible of the
+      cache."""
+      own, far, all_seen = mask, [visible], window is None and chunk is None
+      if not all_seen and mask.shape[2] != M:
+        place, column = position[:, :, None], position[:, None, :]
+        near = place - column < window if chunk is None else place // chunk == column // chunk
         own = jnp.concatenate([mask[..., :M], mask[..., M:] & near], 2)
       if rows is not None and visible is None:
         far = [cache.length]
-        if window is not None and rows.k[0].ndim == 4:
-          far += [position - window + 1]
+        if not all_seen and rows.k[0].ndim == 4:
+          far += [position - window + 1 if chunk is None else position // chunk * chunk]
       return own, far
 
     ks, vs, inputs = [], [], []
     for i, block in list(enumerate(self.blocks))[start:stop]:
       inputs.append(x)
-      own, far = seen(self.config.of_layer(i).window)
-      prefix = None if rows is None else (rows.k[i], rows.v[i], *far)
-      before = None if earlier is None else (earlier.k[i], earlier.v[i])
-      x, k, v = block(x, angle[i], own, prefix, before, attention_input if i == start else None)
+      layer = self.config.of_layer(i)
+      own, far = seen(layer.window, layer.chunk)
+      j = i if layer.source is None else layer.source
+      if j < start:
+        raise ValueError(f"`start` must be at most {j}, whose keys layer {i} reads, got {start}.")
+      prefix = None if rows is None else (rows.k[j], rows.v[j], *far)
+      before = None if earlier is None else (earlier.k[j], earlier.v[j])
+      given = attention_input if i == start else None
+      read = None if layer.source is None else (ks[j - start], vs[j - start])
+      of_layer = None if embedded is None else embedded[:, :, i]
+      x, k, v = block(x, angle[i], own, prefix, before, given, read, of_layer)
       ks.append(k)
       vs.append(v)
     inputs.append(x)

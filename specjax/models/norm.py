@@ -6,6 +6,12 @@ import jax.numpy as jnp
 from jax import Array
 
 
+def unit(x: Array, epsilon: float) -> Array:
+  """x with a root mean square of 1 on the last axis, computed in float32."""
+  y = x.astype(jnp.float32)
+  return (y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + epsilon)).astype(x.dtype)
+
+
 class RMSNorm(nn.Module):
   """Scales the last axis to unit root mean square, in float32.
 

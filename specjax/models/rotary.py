@@ -22,8 +22,12 @@ def rope_frequencies(config: Config) -> np.ndarray:
   turns = scaling.original_length * frequency / (2 * math.pi)
   if scaling.kind == "linear":
     keep = np.zeros(turned // 2)
+  elif scaling.kind == "proportional":
+    keep = np.zeros(turned // 2)
+    frequency = frequency * (np.arange(turned // 2) < int(scaling.share * turned // 2))
   elif scaling.kind == "llama3":
-    keep = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0)
+    between = max(scaling.high - scaling.low, 1e-9)  # both may be the same (Llama 4)
+    keep = np.clip((turns - scaling.low) / between, 0.0, 1.0)
   else:
     keep = 1 - _yarn_ramp(scaling, turns)
   return (frequency * (keep + (1 - keep) / scaling.factor)).astype(np.float32)
@@ -43,17 +47,20 @@ def _yarn_ramp(scaling: RopeScaling, turns: np.ndarray) -> np.ndarray:
 def angles(config: Config, position: Array) -> Array | None:
   """The rotary angles as cosine and sine, f32[2, B, N, C / 2]; position i32[B, N].
 
-  Where queries grow with the position, what multiplies them is a third. They are None where nothing
-  turns. The config is of one layer where layers differ.
+  Where queries grow with the position, what multiplies them is a third; where nothing turns
+  the angles are 0 then, and None otherwise. The config is of one layer where layers differ.
   """
-  if config.rotary_dim == 0:
+  grows = config.rope_scaling is not None and config.rope_scaling.growth > 0
+  if config.rotary_dim == 0 and not grows:
     return None
-  angle = position[..., None].astype(jnp.float32) * rope_frequencies(config)[None, None]
+  frequencies = np.zeros(1, np.float32) if config.rotary_dim == 0 else rope_frequencies(config)
+  angle = position[..., None].astype(jnp.float32) * frequencies[None, None]
   both = jnp.stack([jnp.cos(angle), jnp.sin(angle)])
   if config.rope_scaling is not None and config.rope_scaling.attention != 1:
     both = both * jnp.float32(config.rope_scaling.attention)
-  if config.rope_scaling is not None and config.rope_scaling.growth:
-    chunk = position // config.rope_scaling.original_length
+  if config.rope_scaling is not None and grows:
+    ahead = config.rope_scaling.ahead
+    chunk = (position + ahead if ahead else position) // config.rope_scaling.original_length
     grown = 1 + config.rope_scaling.growth * jnp.log1p(chunk.astype(jnp.float32))
     both = jnp.concatenate([both, jnp.broadcast_to(grown[None, ..., None], (1, *angle.shape))])
   # As one array behind a barrier; otherwise XLA on CPU computes both anew for every layer and head.

@@ -19,10 +19,11 @@ from specjax.kernels.platform import mesh_axis
 
 COLUMNS, ROWS = PartitionSpec("model"), PartitionSpec(None, "model")  # of weights [out, in]
 KV_CACHE = PartitionSpec("data", "model")  # [B, K, S, C]
-_FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+_FUSED = {"qkv": ("q", "k", "v"), "qk": ("q", "k"), "gate_up": ("gate", "up")}
 _OF_WEIGHT = (
   {"embedding": COLUMNS, "lm_head": COLUMNS, "out": ROWS, "down": ROWS}
   | dict.fromkeys(("q", "k", "v", "q_bias", "k_bias", "v_bias", "gate", "up"), COLUMNS)
+  | dict.fromkeys(("q_up", "kv_up"), COLUMNS)  # of latents
   | dict.fromkeys(("expert_gate_up", "expert_down"), PartitionSpec("model"))  # [X, out, in]
   | dict.fromkeys(("expert_gate_up_bias", "expert_down_bias"), PartitionSpec("model"))  # [X, out]
   | dict.fromkeys(("fc", "projection"), ROWS)  # of heads, from the target's states
@@ -70,6 +71,9 @@ def split(params: Params) -> Params:
     gate_up = rest.pop("gate_up")
     half = gate_up.shape[0] // 2
     rest["gate"], rest["up"] = gate_up[:half], gate_up[half:]
+  if "qk" in rest:
+    qk, queries = rest.pop("qk"), params["out"].shape[1]
+    rest["q"], rest["k"] = qk[:queries], qk[queries:]
   for name in ("", "_bias"):
     if f"qkv{name}" in rest:
       qkv, queries = rest.pop(f"qkv{name}"), params["out"].shape[1]

@@ -45,11 +45,11 @@ def run_some(
     read: how a layer's queries read the cache, see `caches.base.CacheKind`.
 
   Raises:
-    ValueError: a model with a sliding window, for which earlier rows are not masked here, or whose
-      attention and MLP share a norm.
+    ValueError: a model with a sliding window, for which earlier rows are not masked here, or latent
+      attention, or whose attention and MLP share a norm.
   """
   config = layer(0).config
-  if windows := {layer(i).config.window for i in range(config.layers)} - {None}:
+  if windows := {x for i in range(config.layers) for x in layer(i).config.windows}:
     raise ValueError(
       f"`window` must be None for drafts by a model's own layers, got {min(windows)}."
     )
@@ -58,6 +58,9 @@ def run_some(
       "`norms` must be of attention and MLP in turn for drafts by a model's own layers, got "
       "'shared'."
     )
+  for name in ("latent", "layer_scale", "layer_embedding"):
+    if own := getattr(config, name):
+      raise ValueError(f"`{name}` must be absent for drafts by a model's own layers, got {own}.")
   rotary = angles(position)
 
   def run_layer(i: int, *arguments: Any, method: str) -> Any:

@@ -39,6 +39,11 @@ class Transformer(nn.Module):
     self.layers = Layers(c, remat=self.remat)
     nn.share_scope(self, self.layers)  # layer_0, ... lie beside the embedding
     self.norm = RMSNorm(c.norm_epsilon, c.centred)
+    if c.layer_embedding:
+      of_layers = c.layers * c.layer_embedding
+      self.layer_embedding = weight(self, "layer_embedding", INIT, (c.vocab_size, of_layers))
+      self.layer_projection = weight(self, "layer_projection", INIT, (of_layers, c.width))
+      self.layer_norm = RMSNorm(c.norm_epsilon)
     if not c.tied:
       self.lm_head = weight(self, "lm_head", INIT, (c.vocab_size, c.width))
 
@@ -46,6 +51,15 @@ class Transformer(nn.Module):
     """i32[B, N] -> [B, N, E]."""
     x, scale = lookup(self.embedding, tokens), self.config.embedding_scale
     return x if scale == 1 else x * scale
+
+  def embed_in_layers(self, tokens: Array, x: Array) -> Array | None:
+    """tokens i32[B, N], and x [B, N, E] of `embed` -> [B, N, L, P], what each layer has of them."""
+    c, shape = self.config, (*tokens.shape, self.config.layers, self.config.layer_embedding)
+    if not c.layer_embedding:
+      return None
+    own = lookup(self.layer_embedding, tokens).reshape(shape) * c.layer_embedding**0.5
+    made = self.layer_norm((linear(x, self.layer_projection) * c.width**-0.5).reshape(shape))
+    return (made + own) * 2**-0.5
 
   def head(self, hidden: Array) -> Array:
     """[..., E] after the final norm -> logits f32[..., V]."""
@@ -65,8 +79,9 @@ class Transformer(nn.Module):
   ) -> tuple[Features, KV]:
     """tokens i32[B, N] -> (Features [B, N, E], KV); see `Layers` for the rest."""
     x = self.embed(tokens)
+    embedded = self.embed_in_layers(tokens, x)
     x, kv, tapped = self.layers(
-      x, position, mask, cache, visible=visible, hidden_layers=hidden_layers
+      x, position, mask, cache, visible=visible, embedded=embedded, hidden_layers=hidden_layers
     )
     return Features(self.norm(x), tapped), kv
 
@@ -134,13 +149,19 @@ def target(config: Config) -> LayeredTarget:
     last = config.of_layer(config.layers - 1)
     experts = last.experts
     if experts is not None:
-      experts = None if mlp_width else dataclasses.replace(experts, dense_layers=0)
+      experts = (
+        None if mlp_width else dataclasses.replace(experts, dense_layers=0, sparse_layers=())
+      )
     own = dataclasses.replace(
       last,
       layers=count,
       experts=experts,
       mlp_width=mlp_width or config.mlp_width,
       window=last.window if window is True else window or None,
+      chunk=None,  # nobody masks earlier rows by it
+      source=None,
+      layer_scale=False,
+      layer_embedding=0,
       qk_norm=config.qk_norm and qk_norm,
       qkv_bias=config.qkv_bias if qkv_bias is None else qkv_bias,
     )

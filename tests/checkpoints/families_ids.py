@@ -41,6 +41,8 @@ def theirs(directory: pathlib.Path, pictures: bool) -> list[list[int]]:
   with warnings.catch_warnings(), torch.no_grad():
     warnings.simplefilter("ignore")
     model = kind.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    if model.config.model_type == "llama4":  # whose whole model fails over a text
+      model = model.language_model
     model.generation_config.eos_token_id = None
     said = model.generate(
       torch.from_numpy(PROMPTS), attention_mask=torch.ones(PROMPTS.shape, dtype=torch.long),

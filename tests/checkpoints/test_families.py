@@ -72,7 +72,7 @@ def test_logits_are_those_of_transformers(name):
   np.testing.assert_allclose(ours(name), expected(name)[1], atol=ATOL)
 
 
-@pytest.mark.full(but=["gemma2", "gemma3_text", "ministral3"])
+@pytest.mark.full(but=["gemma2", "gemma3_text", "ministral3", "deepseek_v3", "gemma4_text"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_tree_behind_a_cache_equals_one_pass(name):
   """Nodes 0 to 3 are the text's next tokens, node 4 is another child of node 1."""
@@ -156,7 +156,8 @@ def test_what_is_written_comes_back_equal(name, tmp_path):
   found = loaded(name)
   hf.save(tmp_path, found.config, found.params, stop=(2,), dtype=jnp.float32)
   again = hf.load(tmp_path)
-  text = {"gemma3": "gemma3_text", "mistral3": "ministral3"}.get(name, name)
+  text = hf_pictures.TEXTS.get(name, {"model_type": name})["model_type"]
+  text = "ministral3" if name == "mistral3" else text
   assert json.loads((tmp_path / "config.json").read_text())["model_type"] == text
   assert again.config == found.config
   assert jax.tree.all(jax.tree.map(jnp.array_equal, again.params, found.params))
@@ -192,6 +193,33 @@ def test_drafts_by_own_layers_change_no_token(name):
   assert decoded(name, "layerskip-4,exit=1") == decoded(name)
 
 
+@pytest.mark.parametrize(
+  ("name", "words"),
+  [
+    ("deepseek_v3", "`latent` must be absent for drafts by a model's own layers, got Latent"),
+    ("llama4_text", "`window` must be None for drafts by a model's own layers, got 5"),
+  ],
+)
+def test_own_layers_are_refused(name, words):
+  with pytest.raises(ValueError, match=words):
+    decoded(name, "layerskip-4,exit=1")
+
+
+@pytest.mark.parametrize(
+  ("start", "words"),
+  [
+    (2, "`start` must be at most 0, whose keys layer 2 reads, got 2"),
+    (0, "`embedded` must be given to layers with embeddings of their own, got None"),
+  ],
+)
+def test_layers_that_need_more_than_the_stream_are_refused(start, words):
+  found = loaded("gemma4_text")
+  run = functools.partial(target(found.config).run_layers, start=start)
+  x, place = jnp.zeros((1, 3, found.config.width)), jnp.arange(3, dtype=jnp.int32)[None]
+  with pytest.raises(ValueError, match=words):
+    jax.eval_shape(run, found.params, x, place, jnp.ones((1, 3, 3), bool))
+
+
 def test_own_layers_of_several_windows_are_refused():
   with pytest.raises(
     ValueError, match="`window` must be None for drafts by a model's own layers, got 5"
@@ -215,8 +243,8 @@ def test_pictures_are_left_out_with_a_line(tmp_path, capsys):
 @pytest.mark.parametrize(
   ("model_type", "words"),
   [
-    ("deepseek_v3", "model_type='deepseek_v3' has latent attention"),
-    ("gemma4_text", "model_type='gemma4_text' has .*of each layer"),
+    ("deepseek_v2", "model_type='deepseek_v2' has experts chosen by a softmax in groups"),
+    ("gemma3n_text", "model_type='gemma3n_text' has .*of each layer"),
     ("gpt2", "`model_type` must be one of llama, .*gemma3_text.*, got 'gpt2'"),
   ],
 )
@@ -251,6 +279,27 @@ def test_what_a_row_refuses(change, words, tmp_path):
   (tmp_path / "config.json").write_text(json.dumps(raw))
   with pytest.raises(ValueError, match=words):
     hf.load(tmp_path)
+
+
+def test_kimi_k2_is_a_deepseek_v3():
+  raw = json.loads((OUT / "deepseek_v3" / "config.json").read_text())
+  config = families.by_type({"model_type": "kimi_k2"}, "").from_json(
+    raw | {"model_type": "kimi_k2"}
+  )
+  assert config == loaded("deepseek_v3").config
+
+
+@pytest.mark.parametrize(
+  ("name", "layer", "k", "v"),
+  [("deepseek_v3", 0, (1, 4), (1, 6)), ("gemma4_text", 1, (2, 16), (2, 16)),
+   ("gemma4_text", 3, (2, 0), (2, 0)), ("gemma4", 1, (1, 16), (1, 16))],
+)  # fmt: skip
+def test_what_a_cache_holds_of_a_token(name, layer, k, v):
+  """Of latents one rotary key and one latent; of layers that read another's rows, nothing."""
+  found = loaded(name)
+  read = functools.partial(target(found.config).prefill, capacity=32)
+  cache, _ = jax.eval_shape(read, found.params, IDS, jnp.full(len(IDS), IDS.shape[1]))
+  assert [x[layer].shape[1::2] for x in cache.kv] == [k, v]
 
 
 def test_no_published_head_has_layers_like_these():

@@ -397,7 +397,7 @@ def test_gradients_on_a_mesh(mesh):
 @pytest.mark.parametrize(
   ("change", "words"),
   [
-    ({"router": "luck"}, r"`router` must be one of softmax, sigmoid, relu, got 'luck'\."),
+    ({"router": "luck"}, r"`router` must be one of softmax, sigmoid, relu, input, got 'luck'\."),
     ({"count": 0}, r"`count` must be between 1 and 2147483647, got 0\."),
     ({"chosen": 7}, r"`chosen` must be between 1 and 6 \(of 6 experts\), got 7\."),
     ({"router": "relu"}, r"`chosen` must be between 6 and 6 \(of 6 experts\), got 2\."),
