@@ -147,6 +147,8 @@ class Serve(ModelOptions):
     batch: requests decoded together.
     max_length: the most tokens of a prompt and its answer together; by default all positions of the
       model, but not more than 4096.
+    prefixes: MB (1e6 bytes) in which the beginnings of prompts are kept, so that a system prompt is
+      read once; with 0 every prompt is read as a whole.
     queue: requests that may wait; more are refused.
     seconds: time limit of an answer, waiting included.
     host: address to listen at; 0.0.0.0 is every one of this machine.
@@ -161,6 +163,7 @@ class Serve(ModelOptions):
   stop_words: tuple[str, ...] = ()
   batch: int = 8
   max_length: int | None = None
+  prefixes: float = 0.0
   queue: int = 64
   seconds: float = 300.0
   host: str = "127.0.0.1"

@@ -2,8 +2,8 @@
 
 A thread owns the rows, see `decoding.rows`. Every few rounds it hands out what is new, frees the
 rows that are done or given up, and fills them from a queue. All requests share the shapes of the
-loop: one cache length, and a few lengths to which prompts are padded. What a request asks for is
-traced, so nothing is compiled for it.
+loop: one cache length, and a few lengths to which prompts are padded, or pieces in which they are
+read, see `serving.pieces`. What a request asks for is traced, so nothing is compiled for it.
 
 Letters: B batch, S cache length, T padded length of a prompt.
 """
@@ -27,8 +27,11 @@ from specjax.decoding.texts import cut
 from specjax.names.load import Prompt
 from specjax.processors import Penalties
 from specjax.sampling import SamplingParams, changed
+from specjax.serving.pieces import Pieces
 from specjax.serving.rows import DecodeRows
 from specjax.serving.ticket import Reason, Ticket
+
+BYTES = 2**50  # more than any machine has
 
 
 class Busy(RuntimeError):
@@ -55,18 +58,29 @@ class Engine:
       model. Every cache is that long.
     queue: how many requests may wait for a row.
     rounds: rounds between two looks at what is new.
+    prefixes: bytes in which beginnings of prompts are kept for those that begin alike. Prompts are
+      then read in pieces; with 0, each as a whole.
 
   Attributes:
+    pieces: what reads prompts in pieces, None where nothing does.
     watchers: each is called with every request that has ended, by the thread that ended it.
 
   Raises:
-    ValueError: a length beyond the positions of the model, or a number that is not accepted.
+    ValueError: a length beyond the positions of the model, a number that is not accepted, or
+      `prefixes` with a decoder whose prompts cannot be read in pieces.
   """
 
+  pieces: Pieces | None
   watchers: list[Callable[[Ticket], None]]
 
   def __init__(
-    self, decoder: Decoder, *, max_length: int | None = None, queue: int = 64, rounds: int = 4
+    self,
+    decoder: Decoder,
+    *,
+    max_length: int | None = None,
+    queue: int = 64,
+    rounds: int = 4,
+    prefixes: int = 0,
   ):
     positions = decoder.model.config.max_length
     length = positions if max_length is None else max_length
@@ -75,6 +89,8 @@ class Engine:
     self.rounds = checks.whole("rounds", rounds, 1)
     self.decoder, self.capacity = decoder, decoder.capacity(self.max_length, 0)
     self.lengths = _lengths(decoder, self.max_length, self.capacity)
+    checks.whole("prefixes", prefixes, 0, BYTES)
+    self.pieces = Pieces(decoder, self.capacity, prefixes) if prefixes else None
     self.watchers = []
     self._waiting = collections.deque[Ticket]()
     self._held: dict[int, Ticket] = {}  # by row; the thread changes it, under the lock
@@ -258,6 +274,13 @@ class Engine:
         seed=ticket.seed,
         processors=ticket.params,
       )
+      if self.pieces is not None:
+        reading = self.pieces.begin(ticket.ids)
+        ticket.reused = reading.reused
+        while not reading.done:
+          self.pieces.go_on(reading)
+        rows.place(b, self.pieces.ready(reading, request), request)
+        continue
       T = min(T for T in self.lengths if len(ticket.ids) <= T)
       again = following is not None and following.ids == ticket.ids
       rows.admit(b, ticket.ids, T, request, again)

@@ -94,8 +94,12 @@ class DecodeRows:
       alone, seconds = timed(self._start, prompt, T, request)
     if again and self._sharing:
       self._kept = prompt, T, alone
-    self._state, self._request = _replaced(self._state, self._request, alone, request, jnp.int32(b))
+    self.place(b, alone, request)
     return seconds
+
+  def place(self, b: int, alone: speculate.DecodeState, request: speculate.DecodeRequest) -> None:
+    """Puts a request of one row, whose prompt is read, into row b."""
+    self._state, self._request = _replaced(self._state, self._request, alone, request, jnp.int32(b))
 
   def grow(self, capacity: int, T: int) -> None:
     """Makes room for longer requests beside those that are held; caches must be dense."""
