@@ -20,6 +20,7 @@ from jax import Array, lax
 from specjax import checks, speculate, switches
 from specjax.base import Context, Verdict
 from specjax.decoding.decoder import Decoder
+from specjax.models.cache import zero_after
 from specjax.serving.prefixes import BLOCK, Block, Prefixes
 from specjax.trees.structure import chain
 
@@ -85,7 +86,8 @@ def piece(
     verdict=verdict,
     rows=rows,
   )
-  found = Read(target.commit(read.cache, evaluation.kv, verdict.path, rows), state)
+  written = rows + zero_after(evaluation.features.hidden[:, 0, 0])
+  found = Read(target.commit(read.cache, evaluation.kv, verdict.path, written), state)
 
   def kept(x: Array, axis: int | None) -> Array:
     return jnp.copy(x) if axis is None else lax.dynamic_slice_in_dim(x, place, BLOCK, axis)
@@ -103,17 +105,10 @@ def put(read: Read, kept: Sequence[Array], place: Array, axes: Axes) -> Read:
   return jax.tree.unflatten(tree, map(back, leaves, kept, axes))
 
 
-def ready(
-  method: speculate.Method, request: speculate.DecodeRequest, context: Context, read: Read
-) -> speculate.DecodeState:
-  """The state of a row whose prompt, the context's, is read."""
-  return speculate.ready(method, request, context, *read)
-
-
 _begin = jax.jit(begin, static_argnames=("method", "capacity"))
 _piece = jax.jit(piece, static_argnames=("method", "axes"), donate_argnames="read")
 _put = jax.jit(put, static_argnames="axes", donate_argnames="read")
-_ready = jax.jit(ready, static_argnames="method")
+_ready = jax.jit(speculate.ready, static_argnames="method")
 
 
 def _refused(decoder: Decoder) -> str:
@@ -156,6 +151,10 @@ class Reading:
     reused: of these, how many had been kept.
   """
 
+  ids: list[int]
+  n: int
+  reused: int
+
   def __init__(self, ids: list[int], read: Read):
     self.ids, self.n, self.reused = ids, 1, 0
     self.read, self.blocks = read, list[Block]()
@@ -181,6 +180,8 @@ class Pieces:
   Raises:
     ValueError: a decoder whose prompts cannot be read in pieces, or a budget below a piece.
   """
+
+  kept: Prefixes
 
   def __init__(self, decoder: Decoder, capacity: int, budget: int):
     self.decoder, self.capacity = decoder, capacity
@@ -219,4 +220,4 @@ class Pieces:
     tokens = np.zeros((1, self.capacity), np.int32)
     tokens[0, : reading.n] = reading.ids
     context = Context(jnp.asarray(tokens), jnp.full(1, reading.n, jnp.int32))
-    return _ready(self.decoder.method, request, context, reading.read)
+    return _ready(self.decoder.method, request, context, *reading.read)

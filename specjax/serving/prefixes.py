@@ -21,6 +21,7 @@ class Block:
   """
 
   held: Sequence[Array]
+  size: int
 
   def __init__(self, above: "Block | None", tokens: tuple[int, ...], held: Sequence[Array]):
     self.above, self.tokens, self.held = above, tokens, held
@@ -37,6 +38,8 @@ class Prefixes:
   Attributes:
     bytes: what they hold.
   """
+
+  bytes: int
 
   def __init__(self, budget: int):
     self.budget, self.bytes = budget, 0

@@ -1,5 +1,7 @@
 """Prompts that begin alike are read once, and no bit and no token tells which was read."""
 
+import threading
+
 import jax
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from specjax.serving.engine import Engine
 from specjax.serving.metrics import Metrics
 from specjax.serving.pieces import Pieces
 from specjax.serving.prefixes import BLOCK, Prefixes
+from specjax.serving.rows import DecodeRows
 from specjax.serving.run import warm
 
 NUMBERS = np.random.default_rng(0)
@@ -25,7 +28,7 @@ PLAIN = {"temperature": 0.0}
 ASKED = [
   ([*SYSTEM, 5, 6, 7, 5], PLAIN, 0),
   ([*SYSTEM, 4], {"temperature": 0.8, "seed": 5}, BLOCK),
-  ([3, 4, 3], PLAIN, 0),
+  (OTHER[:40], PLAIN, 0),
   ([*OTHER, 8], {"temperature": 1.1, "seed": 6, "top_k": 4}, 0),
   (SYSTEM[:-1], PLAIN, 0),
   (SYSTEM, {"temperature": 0.9, "seed": 7}, BLOCK),
@@ -39,7 +42,10 @@ ASKED = [
 @pytest.fixture(scope="module")
 def expected():
   """The texts of plain decoding, each prompt read by itself and as a whole."""
-  return [Decoder(MODEL, **asked)([prompt], NEW)[0].tokens for prompt, asked, _ in ASKED]
+  return [
+    Decoder(MODEL, "none", "target_only", **asked)([prompt], NEW)[0].tokens
+    for prompt, asked, _ in ASKED
+  ]
 
 
 def answered(engine: Engine) -> list:
@@ -134,6 +140,60 @@ def test_what_is_reused_is_counted():
   assert found["specjax_prefix_hits_total"] == sum(reused > 0 for *_, reused in ASKED)
   assert found["specjax_reused_tokens_total"] == sum(reused for *_, reused in ASKED)
   assert found["specjax_prefix_bytes"] == engine.pieces.kept.bytes > 0
+
+
+class Seen:
+  """What an engine does, in order: "piece" or the number of rounds that it runs."""
+
+  def __init__(self, monkeypatch, of_piece=lambda: None):
+    self.done, go_on, advance = [], Pieces.go_on, DecodeRows.advance
+
+    def piece(reader, reading):
+      self.done.append("piece")
+      go_on(reader, reading)
+      of_piece()
+
+    def rounds(rows, count):
+      self.done.append(count)
+      return advance(rows, count)
+
+    monkeypatch.setattr(Pieces, "go_on", piece)
+    monkeypatch.setattr(DecodeRows, "advance", rounds)
+
+
+def test_who_decodes_waits_for_a_piece_at_a_time(monkeypatch, expected):
+  seen, reached, opened = Seen(monkeypatch), threading.Event(), threading.Event()
+
+  def gate():
+    reached.set()
+    assert opened.wait(60)
+
+  with engine_of("prompt_lookup", prefixes=10**8, rounds=3) as engine:
+    first = engine.submit([*OTHER, *OTHER], 20, tell=gate, **PLAIN)
+    assert reached.wait(60)
+    assert seen.done == ["piece", "piece", "piece", 3]  # nobody decodes beside it
+    tickets = [engine.submit(prompt, NEW, **asked) for prompt, asked, _ in ASKED[6:]]
+    opened.set()
+    assert [ticket.wait() for ticket in tickets] == expected[6:]
+    assert first.wait() == Decoder(MODEL)([[*OTHER, *OTHER]], 20)[0].tokens
+  assert seen.done[4:9] == ["piece", 1, "piece", 1, "piece"]
+
+
+def test_who_goes_while_his_prompt_is_read(monkeypatch, expected):
+  asked, went = threading.Event(), []
+
+  def leave():
+    assert asked.wait(60)
+    went[0].cancel()
+
+  seen = Seen(monkeypatch, leave)
+  with engine_of("prompt_lookup", prefixes=10**8) as engine:
+    went.append(engine.submit([*SYSTEM, *LONG[:60]], NEW))
+    stays = engine.submit(ASKED[0][0], NEW, **PLAIN)
+    asked.set()
+    assert went[0].wait() == [] and went[0].reason == "cancelled"
+    assert stays.wait() == expected[0] and stays.reused == BLOCK
+  assert seen.done[:2] == ["piece", "piece"]
 
 
 @pytest.mark.parametrize(("name", "options", "prefixes", "words"), [
