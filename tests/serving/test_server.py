@@ -561,7 +561,7 @@ def test_metrics_count_what_is_answered(engine, client, port, model):
 
 @pytest.mark.slow
 def test_a_prompt_that_begins_alike_is_read_once(model):
-  prompt = "the cat sat on the mat " * 6
+  prompt = "the cat sat on the mat " * 12
   with Engine(decoder_of(model), prefixes=10**6) as engine, running(engine) as (_, port):
     with client_of(port) as client:
       for more, reused in (("dog", 0), ("dog", 64), ("cat", 64)):
