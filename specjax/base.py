@@ -453,6 +453,9 @@ class Drafter(NamedTuple):
       learns from one request for the next.
     varies: whether drafts often hold fewer than N nodes, so that narrower passes pay (static).
     expects: None, or how much it thinks of a draft, for a choice between several drafters.
+    by_pieces: whether a prompt's first token alone, and rounds of `read` over its other tokens in
+      pieces, leave the state that the whole prompt leaves. Its arrays that are as long as the cache
+      then have a row where the target's cache has one (static).
   """
 
   name: str
@@ -468,6 +471,7 @@ class Drafter(NamedTuple):
   keep: KeepLearned | None = None
   varies: bool = False
   expects: Expects | None = None
+  by_pieces: bool = False
 
 
 class InitProcessor(Protocol):

@@ -137,8 +137,15 @@ def start(
     length: i32[B], 1..T.
     capacity: S, static; at least `capacity_for` of the longest row.
   """
-  target, drafter, _, processors, _ = method
-  B = len(tokens)
+  context, cache, guesser = prefilled(method, weights, tokens, length, capacity)
+  return ready(method, request, context, cache, guesser)
+
+
+def prefilled(
+  method: Method, weights: Weights, tokens: Array, length: Array, capacity: int
+) -> tuple[Context, Any, Any]:
+  """(context, the target's cache, the drafter's state) of prompts; see `start`."""
+  target, drafter, *_ = method
   cache, features = target.prefill(
     weights.target, tokens, length, capacity, hidden_layers=drafter.hidden_layers
   )
@@ -150,15 +157,23 @@ def start(
     features=features,
     capacity=capacity,
   )
-  memories = begun(processors, request, context)
-  zero, counts = jnp.zeros(B, jnp.int32), jnp.zeros((B, drafter.depth + 1), jnp.int32)
+  return context, cache, guesser
+
+
+def ready(
+  method: Method, request: DecodeRequest, context: Context, cache: Any, guesser: Any
+) -> DecodeState:
+  """The state before the first round, of prompts that were read."""
+  B, capacity = context.tokens.shape
+  memories = begun(method.processors, request, context)
+  zero, counts = jnp.zeros(B, jnp.int32), jnp.zeros((B, method.drafter.depth + 1), jnp.int32)
   return DecodeState(
     context,
     cache,
     guesser,
     memories,
     log_probs=jnp.zeros((B, capacity)),
-    done=length >= request.limit,
+    done=context.length >= request.limit,
     failed=jnp.zeros(B, bool),
     why=zero,
     stats=Stats(zero, zero, counts, counts),

@@ -180,6 +180,11 @@ ERRORS = [
     "`repeats` must be between 1 and 2147483647, got 0.",
   ),
   ("benchmarks/speed/refilling.py --rounds 0", "`rounds` must be between 1 and 2147483647, got 0."),
+  (
+    "benchmarks/speed/shared_prefix.py --clients 0",
+    "`clients` must be between 1 and 2147483647, got 0.",
+  ),
+  ("benchmarks/speed/shared_prefix.py --tokens 99999", "`tokens` must be between 1 and"),
   ("benchmarks/speed/drafting.py --drafters luck-8", "luck"),
   (
     "benchmarks/speed/experts.py --model gsm8k-7m",

@@ -30,8 +30,8 @@ class Model:
     dtype: of the arithmetic, and of weights that --weights leaves as they are.
     weights: bfloat16 keeps matrices in 16 bits and multiplies in them; int8 keeps them in 8 bits
       with a scale for each output, int4 in 4 with a scale and an offset for 32 inputs. Each of
-      them may change the text. native keeps the few bits of a file, which changes nothing but memory
-      and time.
+      them may change the text. native keeps the few bits of a file, which changes nothing but
+      memory and time.
     activations: int8 rounds what matrices of int4 or native multiply to 8 bits, which is quicker
       and may change the text.
     mesh: devices that share the rows of batches and the heads, as data=2,model=4; by default one.
@@ -184,6 +184,8 @@ class Serve:
     batch: requests decoded together.
     max_length: the most tokens of a prompt and its answer together; by default all positions of the
       model, but not more than 4096.
+    prefixes: MB (1e6 bytes) in which the beginnings of prompts are kept, so that a system prompt is
+      read once; with 0 every prompt is read as a whole.
     queue: requests that may wait; more are refused.
     seconds: time limit of an answer, waiting included.
   """
@@ -194,6 +196,7 @@ class Serve:
   stop_words: Words = ()
   batch: int = 8
   max_length: Annotated[int | None, options.SAID] = None
+  prefixes: float = 0.0
   queue: int = 64
   seconds: float = 300.0
   http: Http = Http()

@@ -43,7 +43,9 @@ def from_draft(
   ) -> Any:
     return state
 
-  return Drafter(name, "deterministic", nodes, depth, init, propose, update, varies=nodes > 1)
+  return Drafter(
+    name, "deterministic", nodes, depth, init, propose, update, varies=nodes > 1, by_pieces=True
+  )
 
 
 def chain_of(context: Context, guesses: Array) -> Draft:

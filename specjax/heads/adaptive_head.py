@@ -112,4 +112,6 @@ def adaptive_head(head: Head, policy: DraftLength, nodes: int = 6) -> Drafter:
     )
     return AdaptiveHeadState(own, rows_where(rows > 0, after, state.policy))
 
-  return whole._replace(init=init, propose=propose, update=update, read=None, varies=True)
+  return whole._replace(
+    init=init, propose=propose, update=update, read=None, varies=True, by_pieces=False
+  )

@@ -93,6 +93,7 @@ class OwnPass(Head):
       propose,
       update,
       hidden_layers=self.hidden_layers,
+      by_pieces=True,
     )
 
   def roots(

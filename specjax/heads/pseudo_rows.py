@@ -274,7 +274,16 @@ class PseudoRows(Head):
       return guesses._replace(known=jnp.where(rows > 0, 0, guesses.known))  # as after a prefill
 
     return Drafter(
-      self.name, tree.proposal, nodes, depth, init, propose, update, evaluate, read=read
+      self.name,
+      tree.proposal,
+      nodes,
+      depth,
+      init,
+      propose,
+      update,
+      evaluate,
+      read=read,
+      by_pieces=True,
     )
 
   def unroll(self, params: Params, target_params: Params, examples: Examples) -> tuple[Array, ...]:

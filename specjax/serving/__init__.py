@@ -7,6 +7,7 @@ none of them. With specjax[grammar] an answer may have to follow a JSON Schema (
 from collections.abc import Callable
 from importlib.util import find_spec
 
+from specjax import checks
 from specjax.cli.arguments import Serve
 from specjax.decoding.decoder import Decoder
 from specjax.names.load import Model
@@ -42,7 +43,8 @@ def command(args: Serve, load: Callable[[], Model]) -> None:
       stop=args.stop,
       stop_words=args.stop_words,
     )
-    return Engine(decoder, max_length=most, queue=args.queue)
+    held = round(1e6 * checks.number("prefixes", args.prefixes, 0))
+    return Engine(decoder, max_length=most, queue=args.queue, prefixes=held)
 
   http = args.http
   serve(make, http.host, http.port, args.seconds, http.key, http.origins)

@@ -157,13 +157,15 @@ class Answers:
   @property
   def usage(self) -> dict[str, Any]:
     """Counts in OpenAI's form, and what was decoded in how many passes of the model."""
-    given = sum(len(ticket.ids) for ticket in self._tickets[:: self._asked.choices])
+    prompts = self._tickets[:: self._asked.choices]
+    given, reused = sum(len(x.ids) for x in prompts), sum(x.reused for x in prompts)
     new = sum(len(text.ids) for text in self._texts)
     passes = sum(ticket.passes for ticket in self._tickets)
     decoder = self._engine.decoder
     closing = [ticket.closing for ticket in self._tickets]
     return {
       "prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new,
+      "prompt_tokens_details": {"cached_tokens": reused},
       "specjax": {
         "passes": passes, "tokens_per_pass": round(new / max(passes, 1), 3),
         "drafter": decoder.name, "verifier": decoder.label,

@@ -2,8 +2,8 @@
 
 A thread owns the rows, see `decoding.rows`. Every few rounds it hands out what is new, frees the
 rows that are done or given up, and fills them from a queue. All requests share the shapes of the
-loop: one cache length, and a few lengths to which prompts are padded. What a request asks for is
-traced, so nothing is compiled for it.
+loop: one cache length, and a few lengths to which prompts are padded, or pieces in which they are
+read, see `serving.pieces`. What a request asks for is traced, so nothing is compiled for it.
 
 Letters: B batch, S cache length, T padded length of a prompt.
 """
@@ -11,24 +11,25 @@ Letters: B batch, S cache length, T padded length of a prompt.
 import atexit
 import collections
 import contextlib
-import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specjax import checks, speculate, switches
-from specjax.decoding.decoder import Decoder, pad_to_bucket
+from specjax.decoding.decoder import Decoder
 from specjax.decoding.scores import Score, scores
 from specjax.decoding.texts import cut
 from specjax.names.load import Prompt
 from specjax.processors import Penalties
 from specjax.sampling import SamplingParams, changed
-from specjax.serving.rows import DecodeRows
+from specjax.serving.pieces import Pieces, Reading
+from specjax.serving.rows import DecodeRows, padded_lengths
 from specjax.serving.ticket import Reason, Ticket
+
+BYTES = 2**50  # more than any machine has
 
 
 class Busy(RuntimeError):
@@ -54,19 +55,31 @@ class Engine:
     max_length: the most tokens of a prompt and its answer together; None is all positions of the
       model. Every cache is that long.
     queue: how many requests may wait for a row.
-    rounds: rounds between two looks at what is new.
+    rounds: rounds between two looks at what is new; one where a prompt is read in pieces, so that
+      rows that decode wait for one piece at a time.
+    prefixes: bytes in which beginnings of prompts are kept for those that begin alike. Prompts are
+      then read in pieces; with 0, each as a whole.
 
   Attributes:
+    pieces: what reads prompts in pieces, None where nothing does.
     watchers: each is called with every request that has ended, by the thread that ended it.
 
   Raises:
-    ValueError: a length beyond the positions of the model, or a number that is not accepted.
+    ValueError: a length beyond the positions of the model, a number that is not accepted, or
+      `prefixes` with a decoder whose prompts cannot be read in pieces.
   """
 
+  pieces: Pieces | None
   watchers: list[Callable[[Ticket], None]]
 
   def __init__(
-    self, decoder: Decoder, *, max_length: int | None = None, queue: int = 64, rounds: int = 4
+    self,
+    decoder: Decoder,
+    *,
+    max_length: int | None = None,
+    queue: int = 64,
+    rounds: int = 4,
+    prefixes: int = 0,
   ):
     positions = decoder.model.config.max_length
     length = positions if max_length is None else max_length
@@ -74,10 +87,15 @@ class Engine:
     self.queue = checks.whole("queue", queue)
     self.rounds = checks.whole("rounds", rounds, 1)
     self.decoder, self.capacity = decoder, decoder.capacity(self.max_length, 0)
-    self.lengths = _lengths(decoder, self.max_length, self.capacity)
+    self.lengths = padded_lengths(decoder, self.max_length, self.capacity)
+    checks.whole("prefixes", prefixes, 0, BYTES)
+    self.pieces = Pieces(decoder, self.capacity, prefixes) if prefixes else None
     self.watchers = []
     self._waiting = collections.deque[Ticket]()
     self._held: dict[int, Ticket] = {}  # by row; the thread changes it, under the lock
+    # The rows of these whose prompts are not read yet, in order, and what is read of the first.
+    self._unread = collections.deque[int]()
+    self._reading: Reading | None = None
     self._changed = threading.Condition()
     self._closed = self._finishing = False
     self._mesh = jax.sharding.get_mesh()  # the thread would have none
@@ -225,6 +243,7 @@ class Engine:
       with self._on_mesh():
         rows = DecodeRows(self.decoder, self.capacity, self.lengths[0])
         while self._admit(rows):
+          self._read(rows)
           self._hand_out(rows)
     except Exception as error:  # what is not a request's own fault ends all of them
       failure = error
@@ -249,24 +268,59 @@ class Engine:
       fresh = [(b, self._waiting.popleft()) for b in free[: len(self._waiting)]]
       self._held.update(fresh)
       coming = [*(ticket for _, ticket in fresh[1:]), self._waiting[0] if self._waiting else None]
+    if self.pieces is not None:
+      self._unread.extend(b for b, _ in fresh)
+      return True
     for (b, ticket), following in zip(fresh, coming, strict=False):
-      limit = np.array([len(ticket.ids) + ticket.budget])
-      request = self.decoder.request(
-        np.array([ticket.number]),
-        limit,
-        sampling=ticket.sampling,
-        seed=ticket.seed,
-        processors=ticket.params,
-      )
       T = min(T for T in self.lengths if len(ticket.ids) <= T)
       again = following is not None and following.ids == ticket.ids
-      rows.admit(b, ticket.ids, T, request, again)
+      rows.admit(b, ticket.ids, T, self._request(ticket), again)
     return True
+
+  def _request(self, ticket: Ticket) -> speculate.DecodeRequest:
+    return self.decoder.request(
+      np.array([ticket.number]),
+      np.array([len(ticket.ids) + ticket.budget]),
+      sampling=ticket.sampling,
+      seed=ticket.seed,
+      processors=ticket.params,
+    )
+
+  def _read(self, rows: DecodeRows) -> None:
+    """Reads a piece of the first prompt that is not read, or, where no row decodes, all of it."""
+    while self._unread:
+      ticket = self._held[b := self._unread[0]]
+      gone = ticket.given_up
+      if gone or self._has_read(rows, b, ticket):
+        self._unread.popleft()
+        self._reading = None
+      if gone:
+        with self._changed:
+          del self._held[b]
+        self._end(ticket, "cancelled")
+      elif len(self._held) > len(self._unread):
+        return
+
+  def _has_read(self, rows: DecodeRows, b: int, ticket: Ticket) -> bool:
+    """Whether a prompt is read after one piece more; its request then is in row b."""
+    assert self.pieces is not None
+    if self._reading is None:
+      self._reading = self.pieces.begin(ticket.ids)
+      ticket.reused = self._reading.reused
+    if not self._reading.done:
+      self.pieces.go_on(self._reading)
+    if self._reading.done:
+      request = self._request(ticket)
+      rows.place(b, self.pieces.ready(self._reading, request), request)
+    return self._reading.done
 
   def _hand_out(self, rows: DecodeRows) -> None:
     """Runs some rounds, hands out what is new, and frees the rows that have ended."""
-    seen = rows.advance(self.rounds)
-    for b, ticket in list(self._held.items()):
+    busy = {b: ticket for b, ticket in self._held.items() if b not in self._unread}
+    if not busy:  # all have been given up
+      return
+    seen = rows.advance(1 if self._unread else self.rounds)
+    for b, ticket in busy.items():
       ticket.passes = int(seen.stats.passes[b])
       depths = np.arange(seen.stats.offered.shape[1])
       ticket.drafted = int(seen.stats.offered[b] @ depths)
@@ -294,24 +348,3 @@ class Engine:
       return True
     text = decoder.model.decode(tokens, ticket.ids) if decoder.stop_words else ""
     return cut(text, decoder.stop_words) != text
-
-
-def _lengths(decoder: Decoder, max_length: int, capacity: int) -> list[int]:
-  """The T that are compiled, rising: powers of two, and one for the longest prompt.
-
-  Some drafters keep what is as long as the padded prompt, such as `aggressive`, whose source it is.
-  Their rows agree only where all prompts are padded to the longest.
-  """
-  powers = (pad_to_bucket(1) << i for i in itertools.count())
-  every = [*itertools.takewhile(max_length.__gt__, powers), max_length]
-
-  def shapes(T: int) -> list[tuple[tuple[int, ...], jnp.dtype]]:
-    tokens, length = jax.ShapeDtypeStruct((1, T), jnp.int32), jnp.ones(1, jnp.int32)
-    request = decoder.request(np.zeros(1, int), np.ones(1, np.int32))
-    state = speculate.compiled_start.eval_shape(
-      decoder.method, decoder.weights, tokens, length, request, capacity
-    )
-    return [(x.shape, x.dtype) for x in jax.tree.leaves(state)]
-
-  longest = shapes(max_length)
-  return [T for T in every if shapes(T) == longest]

@@ -24,6 +24,15 @@ class Metrics:
     waiting = Gauge("specjax_waiting", "Requests that wait for a row.", registry=held)
     waiting.set_function(lambda: engine.load[1])
     self._prompt = Counter("specjax_prompt_tokens", "Tokens of prompts.", registry=held)
+    self._reused = Counter(
+      "specjax_reused_tokens", "Tokens of prompts whose reading was kept.", registry=held
+    )
+    self._hits = Counter(
+      "specjax_prefix_hits", "Requests whose prompt's beginning was kept.", registry=held
+    )
+    if engine.pieces is not None:
+      kept, lasting = engine.pieces.kept, "Bytes of what is kept of prompts."
+      Gauge("specjax_prefix_bytes", lasting, registry=held).set_function(lambda: kept.bytes)
     self._new = Counter("specjax_generated_tokens", "Tokens of answers.", registry=held)
     self._passes = Counter("specjax_passes", "Passes of the model, by row.", registry=held)
     self._drafted = Counter("specjax_drafted_tokens", "Depths of drafts.", registry=held)
@@ -42,6 +51,8 @@ class Metrics:
   def _count(self, ticket: Ticket) -> None:
     self.ended.labels("failed" if ticket.reason is None else ticket.reason).inc()
     self._prompt.inc(len(ticket.ids))
+    self._reused.inc(ticket.reused)
+    self._hits.inc(ticket.reused > 0)
     self._new.inc(len(ticket.tokens))
     self._passes.inc(ticket.passes)
     self._drafted.inc(ticket.drafted)

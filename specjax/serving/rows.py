@@ -7,13 +7,15 @@ other share its prefill.
 Letters: B batch, T padded length of a prompt.
 """
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax import distributed, speculate, switches
 from specjax.decoding.batching import timed
-from specjax.decoding.decoder import Decoder
+from specjax.decoding.decoder import Decoder, pad_to_bucket
 
 
 @jax.jit(donate_argnums=0)
@@ -94,8 +96,12 @@ class DecodeRows:
       alone, seconds = timed(self._start, prompt, T, request)
     if again and self._sharing:
       self._kept = prompt, T, alone
-    self._state, self._request = _replaced(self._state, self._request, alone, request, jnp.int32(b))
+    self.place(b, alone, request)
     return seconds
+
+  def place(self, b: int, alone: speculate.DecodeState, request: speculate.DecodeRequest) -> None:
+    """Puts a request of one row, whose prompt is read, into row b."""
+    self._state, self._request = _replaced(self._state, self._request, alone, request, jnp.int32(b))
 
   def grow(self, capacity: int, T: int) -> None:
     """Makes room for longer requests beside those that are held; caches must be dense."""
@@ -113,3 +119,24 @@ class DecodeRows:
     """`rounds` rounds at most; the state on the host, without caches and memories."""
     self._state = self.decoder.advance(self._request, self._state, rounds)
     return distributed.fetch(self._state._replace(cache=None, drafter=None, processors=()))
+
+
+def padded_lengths(decoder: Decoder, max_length: int, capacity: int) -> list[int]:
+  """The T that are compiled, rising: powers of two, and one for the longest prompt.
+
+  Some drafters keep what is as long as the padded prompt, such as `aggressive`, whose source it is.
+  Their rows agree only where all prompts are padded to the longest.
+  """
+  powers = (pad_to_bucket(1) << i for i in itertools.count())
+  every = [*itertools.takewhile(max_length.__gt__, powers), max_length]
+
+  def shapes(T: int) -> list[tuple[tuple[int, ...], jnp.dtype]]:
+    tokens, length = jax.ShapeDtypeStruct((1, T), jnp.int32), jnp.ones(1, jnp.int32)
+    request = decoder.request(np.zeros(1, int), np.ones(1, np.int32))
+    state = speculate.compiled_start.eval_shape(
+      decoder.method, decoder.weights, tokens, length, request, capacity
+    )
+    return [(x.shape, x.dtype) for x in jax.tree.leaves(state)]
+
+  longest = shapes(max_length)
+  return [T for T in every if shapes(T) == longest]

@@ -12,6 +12,7 @@ from specjax import checks
 from specjax.serving.access import access
 from specjax.serving.app import app, model_name
 from specjax.serving.engine import Engine
+from specjax.serving.prefixes import BLOCK
 
 GRACE = 10.0  # seconds that answers have to end when the server does
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -63,9 +64,12 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def warm(engine: Engine) -> None:
-  """Compiles all that the engine will run."""
+  """Compiles all that the engine will run.
+
+  A prompt of three pieces, twice, takes every way in which pieces are read and put back.
+  """
   budget = engine.decoder.least_budget
-  for T in engine.lengths:
+  for T in engine.lengths if engine.pieces is None else [3 * BLOCK] * 2:
     engine.submit([0] * max(1, min(T, engine.max_length - budget)), budget).wait()
 
 

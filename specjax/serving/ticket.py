@@ -22,6 +22,7 @@ class Ticket:
     closing: see `Result.closing`; it is known once the answer has ended.
     passes: passes of the model so far, prefill excluded; a stop id of the request's own is seen
       after the rounds in which it was said.
+    reused: tokens of the prompt whose reading had been kept, see `serving.pieces`.
     drafted, accepted: tokens that drafts were deep, and that were accepted of them, so far.
     begun, first, finished: the times (`time.monotonic`) at which it was taken, had its first token,
       and ended; None, and `begun`, before that.
@@ -40,6 +41,7 @@ class Ticket:
   tokens: list[int]
   closing: int | None
   passes: int
+  reused: int
   drafted: int
   accepted: int
   begun: float
@@ -65,7 +67,7 @@ class Ticket:
       ids, budget, sampling, seed, number, processors,
     )  # fmt: skip
     self.tokens, self.closing, self.passes = [], None, 0
-    self.drafted = self.accepted = 0
+    self.reused = self.drafted = self.accepted = 0
     self.begun = self.finished = time.monotonic()
     self.first = None
     self.reason, self.given_up, self.error = None, False, None

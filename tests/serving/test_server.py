@@ -559,6 +559,20 @@ def test_metrics_count_what_is_answered(engine, client, port, model):
     assert (busy["specjax_running"], busy["specjax_waiting"]) == engine.load
 
 
+@pytest.mark.slow
+def test_a_prompt_that_begins_alike_is_read_once(model):
+  prompt = "the cat sat on the mat " * 12
+  with Engine(decoder_of(model), prefixes=10**6) as engine, running(engine) as (_, port):
+    with client_of(port) as client:
+      for more, reused in (("dog", 0), ("dog", 64), ("cat", 64)):
+        found = client.completions.create(
+          model=NAME, prompt=prompt + more, max_tokens=NEW, **GREEDY
+        )  # fmt: skip
+        assert found.choices[0].text == alone(model, prompt + more, **GREEDY).text
+        assert found.usage.prompt_tokens_details.cached_tokens == reused
+    assert scraped(port)["specjax_prefix_hits_total"] == 2
+
+
 # --- Under load
 
 
@@ -936,6 +950,10 @@ def test_what_is_no_request(port, path, body, status):
   (["--port", "0", "--max-length", "97"],
    "`max_length` must be between 2 and 96 (the model's positions), got 97."),
   (["--port", "0", "--queue", "-1"], "`queue` must be between 0 and 2147483647, got -1."),
+  (["--port", "0", "--prefixes", "-1"], "`prefixes` must be at least 0, got -1.0."),
+  (["--port", "0", "--prefixes", "1", "--drafter", "jacobi-4"],
+   "`prefixes` must be 0 with the drafter 'jacobi-4': prompts are then read as a whole, got "
+   "1000000."),
   (["--port", "0", "--verifier", "oracle"], "oracle"),
 ])  # fmt: skip
 def test_a_bad_command_is_refused(directory, capsys, arguments, words):

@@ -146,7 +146,17 @@ def local(head: Head, lm: Target, alpha: float = 0.5, top: int = 16) -> Drafter:
     hidden = prefix.newest(evaluation.features.hidden, verdict, rows, state.hidden)
     return Rescored(hidden, prefix.reread(lm, params["lm"], state.cache, draft, verdict, rows))
 
-  return Drafter(f"{head.name}_local", "deterministic", D + 1, D, init, propose, update, read=read)
+  return Drafter(
+    f"{head.name}_local",
+    "deterministic",
+    D + 1,
+    D,
+    init,
+    propose,
+    update,
+    read=read,
+    by_pieces=True,
+  )
 
 
 @functools.cache
@@ -214,5 +224,12 @@ def ngram(
     return prefix.newest(evaluation.features.hidden, verdict, rows, hidden)
 
   return Drafter(
-    f"{head.name}_ngram", "deterministic", tree_nodes, head.depth, init, propose, update
+    f"{head.name}_ngram",
+    "deterministic",
+    tree_nodes,
+    head.depth,
+    init,
+    propose,
+    update,
+    by_pieces=True,
   )

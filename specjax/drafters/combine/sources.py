@@ -194,4 +194,5 @@ def together(
     read=read,
     keep=keep if learns else None,
     varies=any(source.varies for source in drafters),
+    by_pieces=all(source.by_pieces for source in drafters),
   )

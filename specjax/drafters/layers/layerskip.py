@@ -130,5 +130,14 @@ def layerskip(target: LayeredTarget, nodes: int = 7, exit: int | None = None) ->
     return state
 
   return Drafter(
-    "layerskip", "deterministic", depth + 1, depth, init, propose, update, evaluate, read=update
+    "layerskip",
+    "deterministic",
+    depth + 1,
+    depth,
+    init,
+    propose,
+    update,
+    evaluate,
+    read=update,
+    by_pieces=True,
   )

@@ -126,5 +126,10 @@ def over_cache(drafter: Drafter, config: Config, kind: CacheKind) -> Drafter:
     return after(step, params, target_params, state, draft, evaluation, verdict, rows)
 
   return drafter._replace(
-    name=f"{drafter.name}/{kind.name}", init=init, propose=propose, update=update, read=read
+    name=f"{drafter.name}/{kind.name}",
+    init=init,
+    propose=propose,
+    update=update,
+    read=read,
+    by_pieces=False,
   )

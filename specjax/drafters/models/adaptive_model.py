@@ -138,5 +138,14 @@ def adaptive_model(lm: Target, policy: DraftLength, nodes: int = 9) -> Drafter:
 
   proposal: Proposal = "truncated" if policy.drops else "chain"
   return Drafter(
-    "adaptive_model", proposal, depth + 1, depth, init, propose, update, read=read, varies=True
+    "adaptive_model",
+    proposal,
+    depth + 1,
+    depth,
+    init,
+    propose,
+    update,
+    read=read,
+    varies=True,
+    by_pieces=True,
   )

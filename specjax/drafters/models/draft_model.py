@@ -89,4 +89,6 @@ def draft_model(lm: Target, nodes: int = 5) -> Drafter:
   ) -> Any:
     return reread(lm, params, cache, draft, verdict, rows)
 
-  return Drafter("draft_model", "chain", depth + 1, depth, init, propose, update, read=read)
+  return Drafter(
+    "draft_model", "chain", depth + 1, depth, init, propose, update, read=read, by_pieces=True
+  )

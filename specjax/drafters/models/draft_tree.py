@@ -74,4 +74,6 @@ def draft_tree(lm: Target, tree: Tree) -> Drafter:
   ) -> Any:
     return reread(lm, params, cache, draft, verdict, rows)
 
-  return Drafter("draft_tree", tree.proposal, tree.nodes, tree.depth, init, propose, update)
+  return Drafter(
+    "draft_tree", tree.proposal, tree.nodes, tree.depth, init, propose, update, by_pieces=True
+  )

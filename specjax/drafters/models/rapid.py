@@ -87,4 +87,4 @@ def rapid(drafter: Drafter, chunks: int = 8, size: int = 512) -> Drafter:
     features = features._replace(hidden=features.hidden[:, : chunks * size])
     return drafter.init(params, target_params, short, features, capacity - (T - chunks * size))
 
-  return drafter._replace(init=init)
+  return drafter._replace(init=init, by_pieces=False)

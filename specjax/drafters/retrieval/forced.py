@@ -77,5 +77,14 @@ def forced(tokens: Callable[..., np.ndarray], nodes: int = 8) -> Drafter:
     return state._replace(length=jnp.where(rows > 0, 0, state.length))  # an answer begins anew
 
   return Drafter(
-    "forced", "deterministic", 1 + depth, depth, init, propose, update, read=read, varies=True
+    "forced",
+    "deterministic",
+    1 + depth,
+    depth,
+    init,
+    propose,
+    update,
+    read=read,
+    varies=True,
+    by_pieces=True,
   )

@@ -1,0 +1,223 @@
+"""Prompts that are read in pieces of 64 tokens, which are kept for prompts that begin alike.
+
+What a piece leaves depends on the tokens up to its end alone, and one program reads every piece:
+from the same rows it makes the same bits. So a piece that was kept and is put back is bit for bit
+what reading it again gives, whatever else is in the store.
+
+A piece is a chain that is accepted as a whole, so the drafter's state follows as after any round.
+
+Letters: B batch, N = 64 tokens of a piece, S capacity.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from specjax import checks, speculate, switches
+from specjax.base import Context, Verdict
+from specjax.decoding.decoder import Decoder
+from specjax.models.cache import zero_after
+from specjax.serving.prefixes import BLOCK, Block, Prefixes
+from specjax.trees.structure import chain
+
+Axes = tuple[int | None, ...]
+
+
+class Read(NamedTuple):
+  """What reading the first n tokens of a prompt leaves, n - 1 of them a whole number of pieces.
+
+  Attributes:
+    cache: the target's, of n - 1 rows.
+    drafter: the drafter's state.
+  """
+
+  cache: Any
+  drafter: Any
+
+
+def begin(
+  method: speculate.Method, weights: speculate.Weights, token: Array, capacity: int
+) -> Read:
+  """The first token i32[1, 1] of a prompt is read."""
+  alone = jnp.ones(1, jnp.int32)
+  _, cache, state = speculate.prefilled(method, weights, token, alone, capacity)
+  return Read(cache, state)
+
+
+def piece(
+  method: speculate.Method,
+  weights: speculate.Weights,
+  read: Read,
+  tokens: Array,
+  rows: Array,
+  place: Array,
+  axes: Axes,
+) -> tuple[Read, list[Array]]:
+  """Reads one piece more.
+
+  Args:
+    tokens: i32[1, N + 1], the newest token that is read and those of the piece.
+    rows: i32[1], how many of the piece count; fewer than N at the prompt's end.
+    place: i32[], the rows of the cache so far.
+    axes: of each array of `read` the axis that is S long, None where it has none (static).
+
+  Returns:
+    What is read now, and what is to be kept of it: of each array its N rows, or all of it.
+  """
+  target, drafter = method.target, method.drafter
+  draft = chain(tokens[:, :-1])
+  seen = jnp.tril(jnp.ones((1, BLOCK, BLOCK), bool))
+  # Nobody asks for its logits, so they are not worked out.
+  evaluation = target.evaluate(
+    weights.target, read.cache, draft.tokens, draft.depth, seen, drafter.hidden_layers
+  )
+  verdict = Verdict(draft.depth, jnp.full(1, BLOCK - 1, jnp.int32), tokens[:, 1:])
+  update = drafter.read or drafter.update
+  state = update(
+    weights.drafter,
+    weights.target,
+    read.drafter,
+    draft=draft,
+    evaluation=evaluation,
+    verdict=verdict,
+    rows=rows,
+  )
+  written = rows + zero_after(evaluation.features.hidden[:, 0, 0])
+  found = Read(target.commit(read.cache, evaluation.kv, verdict.path, written), state)
+
+  def kept(x: Array, axis: int | None) -> Array:
+    return jnp.copy(x) if axis is None else lax.dynamic_slice_in_dim(x, place, BLOCK, axis)
+
+  return found, list(map(kept, jax.tree.leaves(found), axes))
+
+
+def put(read: Read, kept: Sequence[Array], place: Array, axes: Axes) -> Read:
+  """`piece` in another way: what was kept of the piece is put back."""
+
+  def back(x: Array, own: Array, axis: int | None) -> Array:
+    return jnp.copy(own) if axis is None else lax.dynamic_update_slice_in_dim(x, own, place, axis)
+
+  leaves, tree = jax.tree.flatten(read)
+  return jax.tree.unflatten(tree, map(back, leaves, kept, axes))
+
+
+_begin = jax.jit(begin, static_argnames=("method", "capacity"))
+_piece = jax.jit(piece, static_argnames=("method", "axes"), donate_argnames="read")
+_put = jax.jit(put, static_argnames="axes", donate_argnames="read")
+_ready = jax.jit(speculate.ready, static_argnames="method")
+
+
+def _refused(decoder: Decoder) -> str:
+  """Why a decoder's prompts cannot be read in pieces, "" where they can."""
+  if decoder.method.target is not decoder.model.target:
+    return f"the cache {decoder.cache!r} and the verifier {decoder.verifier!r}"
+  if decoder.model.skipping is not None:
+    return f"the skipping {decoder.model.skipping.name!r}"
+  return "" if decoder.method.drafter.by_pieces else f"the drafter {decoder.name!r}"
+
+
+def _axes(decoder: Decoder, capacity: int, budget: int) -> Axes:
+  """Of each array of a `Read` the axis that is S long, None where it has none."""
+
+  def shapes(S: int) -> list[jax.ShapeDtypeStruct]:
+    token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return jax.tree.leaves(_begin.eval_shape(decoder.method, decoder.weights, token, S))
+
+  axes, size, why = list[int | None](), 0, _refused(decoder)
+  if not why:
+    for own, longer in zip(shapes(capacity), shapes(capacity + BLOCK), strict=True):
+      axis = next((i for i, n in enumerate(own.shape) if n != longer.shape[i]), None)
+      if axis is not None and own.shape[axis] != capacity:  # it has more than a row a token
+        why = f"the drafter {decoder.name!r}"
+      share = 1 if axis is None else own.shape[axis] // BLOCK
+      size += own.size * own.dtype.itemsize // share
+      axes.append(axis)
+  if why:
+    checks.refuse("prefixes", budget, f"0 with {why}: prompts are then read as a whole")
+  if budget < size:
+    checks.refuse("prefixes", budget, f"at least {size} bytes, which {BLOCK} tokens take here")
+  return tuple(axes)
+
+
+class Reading:
+  """A prompt of which n tokens are read.
+
+  Attributes:
+    ids, n: the prompt, and how many of its tokens are read.
+    reused: of these, how many had been kept.
+  """
+
+  ids: list[int]
+  n: int
+  reused: int
+
+  def __init__(self, ids: list[int], read: Read):
+    self.ids, self.n, self.reused = ids, 1, 0
+    self.read, self.blocks = read, list[Block]()
+
+  @property
+  def done(self) -> bool:
+    """Whether all of it is read."""
+    return self.n == len(self.ids)
+
+
+@switches.hold
+class Pieces:
+  """Reads prompts, one row each.
+
+  Args:
+    decoder: the method and the weights.
+    capacity: S, a whole number of pieces.
+    budget: bytes in which pieces are kept.
+
+  Attributes:
+    kept: the store.
+
+  Raises:
+    ValueError: a decoder whose prompts cannot be read in pieces, or a budget below a piece.
+  """
+
+  kept: Prefixes
+
+  def __init__(self, decoder: Decoder, capacity: int, budget: int):
+    self.decoder, self.capacity = decoder, capacity
+    self._axes = _axes(decoder, capacity, budget)
+    self.kept = Prefixes(budget)
+
+  def begin(self, ids: list[int]) -> Reading:
+    """A prompt of which the longest beginning that was kept is put back."""
+    method, weights = self.decoder.method, self.decoder.weights
+    first = jnp.asarray(np.array([ids[:1]], np.int32))
+    reading = Reading(ids, _begin(method, weights, first, self.capacity))
+    for block in self.kept.find(ids):
+      place = jnp.int32(reading.n - 1)
+      reading.read = _put(reading.read, block.held, place, axes=self._axes)
+      reading.blocks.append(block)
+      reading.n += BLOCK
+    reading.reused = len(reading.blocks) * BLOCK
+    return reading
+
+  def go_on(self, reading: Reading) -> None:
+    """Reads the next piece, and keeps it."""
+    n, ids = reading.n, reading.ids
+    tokens = np.zeros((1, BLOCK + 1), np.int32)
+    own = ids[n - 1 : n + BLOCK]
+    tokens[0, : len(own)] = own
+    rows, place = jnp.full(1, len(own) - 1, jnp.int32), jnp.int32(n - 1)
+    method, weights = self.decoder.method, self.decoder.weights
+    arguments = method, weights, reading.read, jnp.asarray(tokens), rows, place
+    reading.read, held = _piece(*arguments, axes=self._axes)
+    reading.n += len(own) - 1
+    if len(own) == BLOCK + 1:
+      reading.blocks.append(self.kept.add(reading.blocks, ids, held))
+
+  def ready(self, reading: Reading, request: speculate.DecodeRequest) -> speculate.DecodeState:
+    """The state of one row, with its prompt read."""
+    tokens = np.zeros((1, self.capacity), np.int32)
+    tokens[0, : reading.n] = reading.ids
+    context = Context(jnp.asarray(tokens), jnp.full(1, reading.n, jnp.int32))
+    return _ready(self.decoder.method, request, context, *reading.read)
