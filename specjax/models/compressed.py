@@ -70,14 +70,16 @@ def compressed(config: Config, kind: CacheKind) -> LayeredTarget:
   Layers that drafters run by themselves read dense caches alone, see `models.cache.rows_of`.
 
   Raises:
-    ValueError: a network that is not causal, that has a sliding window, or whose attention and MLP
-      share a norm.
+    ValueError: a network that is not causal, that has a sliding window or recurrent layers, or
+      whose attention and MLP share a norm.
   """
   if not config.causal or config.windows or config.norms == "shared":
     raise ValueError(
       "`cache` must be dense for a model that is not causal, that has a sliding window, or whose "
       f"attention and MLP share a norm, got {kind.name!r}."
     )
+  if config.recurrent:
+    raise ValueError(f"`cache` must be dense for a model with recurrent layers, got {kind.name!r}.")
   lm = transformer.target(config)
 
   def features(params: Params, x: Array, inputs: tuple[Array, ...], layers: tuple[int, ...]):

@@ -15,6 +15,7 @@ from specjax.base import KV
 from specjax.models import cache as kv_cache
 from specjax.models.attention import attend
 from specjax.models.config import Config
+from specjax.models.delta_net import GatedDeltaNet
 from specjax.models.experts import SparseMLP
 from specjax.models.linear import fused, linear
 from specjax.models.lora import weight
@@ -46,7 +47,10 @@ class TransformerBlock(nn.Module):
     if c.norms in ("after", "both"):
       self.attention_out_norm = norm()
     of_qkv = {"q": H * C, "k": K * C, "v": K * C}
-    self.qkv = fused(self, "qkv", of_qkv, INIT, self.attention_width or c.width)
+    if c.attention_gate:  # beside each head's query
+      of_qkv["q"] *= 2
+    name = "gated_qkv" if c.attention_gate else "qkv"
+    self.qkv = fused(self, name, of_qkv, INIT, self.attention_width or c.width)
     if c.qkv_bias:
       of_bias = {f"{name}_bias": rows for name, rows in of_qkv.items()}
       self.qkv_bias = fused(self, "qkv_bias", of_bias, nn.initializers.zeros)
@@ -57,6 +61,10 @@ class TransformerBlock(nn.Module):
       self.sinks = self.param("sinks", nn.initializers.zeros, (c.heads,))
     if c.out_bias:
       self.out_bias = self.param("out_bias", nn.initializers.zeros, (c.width,))
+    self._set_up_mlp(norm, out_init)
+
+  def _set_up_mlp(self, norm, out_init) -> None:
+    c = self.config
     if self.has_mlp and c.norms in ("before", "both"):
       self.mlp_norm = norm()
     if self.has_mlp and c.norms in ("after", "both"):
@@ -75,6 +83,14 @@ class TransformerBlock(nn.Module):
       biases = self.qkv_bias.parts(first)
       ys = [y + jnp.broadcast_to(b, y.shape) for y, b in zip(ys, biases, strict=True)]
     return [y.reshape(*h.shape[:2], -1, self.config.head_dim) for y in ys]
+
+  def _gated(self, q: Array) -> tuple[Array, Array | None]:
+    """Queries [B, N, H, C], and what weighs the attention from them, if anything does; of q, which
+    has both for a head."""
+    if not self.config.attention_gate:
+      return q, None
+    both = q.reshape(*q.shape[:2], -1, 2, q.shape[3])
+    return both[:, :, :, 0], both[:, :, :, 1].reshape(*q.shape[:2], -1)
 
   def _attention_input(self, x: Array) -> Array:
     return x if self.config.norms == "after" else self.attention_norm(x)
@@ -95,9 +111,13 @@ class TransformerBlock(nn.Module):
 
   def project(self, x, angle, attention_input=None) -> tuple[Array, Array, Array]:
     """x [B, N, E] -> q [B, H, N, C], k [B, K, N, C], v [B, K, N, C]."""
+    return self._projected(x, angle, attention_input)[:3]
+
+  def _projected(self, x, angle, attention_input):
     c = self.config
     h = self._attention_input(x) if attention_input is None else attention_input
     q, k, v = self._heads(h)
+    q, gate = self._gated(q)
     if c.qk_norm:
       q, k = self._normed(q, k)
     q, k, v = (y.swapaxes(1, 2) for y in (q, k, v))
@@ -106,18 +126,19 @@ class TransformerBlock(nn.Module):
       q = (q * angle[2, :, None, :, :1]).astype(q.dtype)
     if c.attention_scale is not None:  # all that attends divides by the root of C
       q = q * (c.attention_scale * c.head_dim**0.5)
-    return q, k, v
+    return q, k, v, gate
 
   def values(self, x: Array) -> Array:
     """x [B, N, E] -> v [B, K, N, C] alone."""
     (v,) = self._heads(self._attention_input(x), 2)
     return v.swapaxes(1, 2)
 
-  def attention(self, q, k, v, mask, prefix=None) -> Array:
+  def attention(self, q, k, v, mask, prefix=None, gate=None) -> Array:
     """[B, N, E], to be added to the stream; see `attend`."""
     c = self.config
     sinks = self.sinks if c.sinks else None
-    y = linear(attend(q, k, v, mask, prefix, c.attention_cap, sinks), self.out)
+    y = attend(q, k, v, mask, prefix, c.attention_cap, sinks)
+    y = linear(y if gate is None else y * nn.sigmoid(gate), self.out)
     if c.out_bias:
       y = y + jnp.broadcast_to(self.out_bias, y.shape)
     if c.norms in ("after", "both"):
@@ -145,7 +166,7 @@ class TransformerBlock(nn.Module):
     one node each sees. `attention_input` [B, N, any] is attended from in place of the normed x. A
     prefix that depends on the queries [B, H, N, C] is a function of them.
     """
-    q, k, v = self.project(x, angle, attention_input)
+    q, k, v, gate = self._projected(x, angle, attention_input)
     prefix = prefix(q) if callable(prefix) else prefix
     keys, values = k, v
     if earlier is not None and mask.shape[2] == earlier[0].shape[2]:
@@ -156,7 +177,7 @@ class TransformerBlock(nn.Module):
       prefix = *own, mask
     elif earlier is not None:
       keys, values = (jnp.concatenate(pair, 2) for pair in zip(earlier, (k, v), strict=True))
-    return x + self.attention(q, keys, values, mask, prefix), k, v
+    return x + self.attention(q, keys, values, mask, prefix, gate), k, v
 
   def __call__(self, x, angle, mask, prefix, earlier=None, attention_input=None):
     """The layer, for the arguments of `attended`: (x [B, N, E], k [B, K, N, C], v)."""
@@ -165,9 +186,32 @@ class TransformerBlock(nn.Module):
     return y + self.mlp(read) if self.has_mlp else y, k, v
 
 
+class RecurrentBlock(TransformerBlock):
+  """A Gated DeltaNet in attention's place; what it leaves of nodes is as `models.hybrid` has it."""
+
+  def setup(self):
+    c = self.config
+    norm = functools.partial(RMSNorm, c.norm_epsilon, c.centred)
+    self.attention_norm = norm()
+    self.delta_net = GatedDeltaNet(c)
+    self._set_up_mlp(norm, nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5))
+
+  def attended(self, x, angle, mask, prefix, earlier=None, attention_input=None):
+    if earlier is not None or attention_input is not None:
+      raise ValueError("a recurrent layer reads its own text alone: drafts by it are not made.")
+    state = None if prefix is None else prefix[0]
+    y, nodes, inputs = self.delta_net(self.attention_norm(x), mask, state)
+    return x + y, nodes, inputs
+
+
+def _block(config: Config) -> type[TransformerBlock]:
+  return TransformerBlock if config.gated_delta is None else RecurrentBlock
+
+
 def of_layer(config: Config, number: int) -> TransformerBlock:
   """A layer of a network, to be applied to that layer's params alone."""
-  return TransformerBlock(config.of_layer(number))
+  own = config.of_layer(number)
+  return _block(own)(own)
 
 
 class Layers(nn.Module):
@@ -186,11 +230,13 @@ class Layers(nn.Module):
 
   def setup(self):
     c = self.config
-    block = nn.remat(TransformerBlock) if self.remat else TransformerBlock
-    self.blocks = [
-      block(c.of_layer(i), None if i else self.attention_width, self.has_mlp, name=f"layer_{i}")
-      for i in range(c.layers)
-    ]
+
+    def block(number: int) -> TransformerBlock:
+      own, width = c.of_layer(number), None if number else self.attention_width
+      kind = nn.remat(_block(own)) if self.remat else _block(own)
+      return kind(own, width, self.has_mlp, name=f"layer_{number}")
+
+    self.blocks = [block(i) for i in range(c.layers)]
 
   def __call__(
     self,
