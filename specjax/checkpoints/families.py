@@ -32,6 +32,7 @@ from specjax.checkpoints.hf_ministral import MINISTRAL
 from specjax.checkpoints.hf_mixtures import MIXTURES
 from specjax.checkpoints.hf_near_llama import NEAR_LLAMA
 from specjax.checkpoints.hf_norms_after import NORMS_AFTER
+from specjax.checkpoints.hf_qwen_next import QWEN_NEXT
 from specjax.checkpoints.hf_rows import Row
 from specjax.models import transformer
 from specjax.models.config import Config
@@ -89,7 +90,7 @@ def _of_row(row: Row) -> Family:
 
 
 ROWS: dict[str, Row] = (
-  GEMMA | NORMS_AFTER | NEAR_LLAMA | GLM | COHERE | MINISTRAL | MIXTURES | GPT_OSS
+  GEMMA | NORMS_AFTER | NEAR_LLAMA | GLM | COHERE | MINISTRAL | MIXTURES | GPT_OSS | QWEN_NEXT
 )
 FAMILIES |= {name: _of_row(row) for name, row in ROWS.items()}
 # What a network of these would need.
@@ -101,7 +102,6 @@ _MISSING = {
   "deepseek_v3": "latent attention (MLA)",
   "kimi_k2": "latent attention (MLA)",
   "cohere": "LayerNorm on q and k",
-  "qwen3_next": "linear attention",
   "falcon_h1": "Mamba layers",
 }
 
@@ -112,8 +112,8 @@ def _beside_pictures(raw: Mapping[str, Any], where: str) -> Family:
   inner = by_type(text, where)
   return inner._replace(
     from_json=lambda raw, where="config.json": inner.from_json(text, where),
-    layout=lambda config: hf_pictures.within(inner.layout(config)),
-    spare=lambda config: hf_pictures.spare(inner.spare(config)),
+    layout=lambda config: hf_pictures.within(inner.layout(config), raw["model_type"]),
+    spare=lambda config: hf_pictures.spare(inner.spare(config), raw["model_type"]),
     check_keys=lambda raw, *rest: inner.check_keys(text, *rest),
   )
 

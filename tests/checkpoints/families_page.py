@@ -23,8 +23,13 @@ TITLES = {
   "olmoe": "OLMoE",
   "qwen2_moe": "Qwen2-MoE",
   "glm4_moe": "GLM-4.5",
+  "qwen3_next": "Qwen3-Next",
+  "qwen3_5_text": "Qwen3.5, text",
+  "qwen3_5_moe_text": "Qwen3.5 with experts, text",
   "gpt_oss": "GPT-OSS, in floats",
   "gemma3": "Gemma 3 with pictures, its language model",
+  "qwen3_5": "Qwen3.5 with pictures, its language model",
+  "qwen3_5_moe": "Qwen3.5 with experts and pictures, its language model",
   "mistral3": "Ministral 3 and Mistral Small 3 with pictures, their language model",
 }
 ROW = re.compile(r"^\| .* \| `(\w+)` \| (\S+) \|\n", re.M)

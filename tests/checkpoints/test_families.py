@@ -156,7 +156,8 @@ def test_what_is_written_comes_back_equal(name, tmp_path):
   found = loaded(name)
   hf.save(tmp_path, found.config, found.params, stop=(2,), dtype=jnp.float32)
   again = hf.load(tmp_path)
-  text = {"gemma3": "gemma3_text", "mistral3": "ministral3"}.get(name, name)
+  text = f"{name}_text" if name in ("gemma3", "qwen3_5", "qwen3_5_moe") else name
+  text = "ministral3" if name == "mistral3" else text
   assert json.loads((tmp_path / "config.json").read_text())["model_type"] == text
   assert again.config == found.config
   assert jax.tree.all(jax.tree.map(jnp.array_equal, again.params, found.params))
@@ -209,6 +210,37 @@ def test_pictures_are_left_out_with_a_line(tmp_path, capsys):
   assert capsys.readouterr().err.endswith("is read as its language model, without pictures.\n")
   file.write_text(json.dumps(json.loads(file.read_text()) | {"tie_word_embeddings": False}))
   with pytest.raises(ValueError, match=r"lacks tensor language_model\.lm_head\.weight"):
+    hf.load(tmp_path)
+
+
+def test_experts_may_be_whole_tensors(tmp_path):
+  """As Qwen3.5 is published."""
+  directory_of("qwen3_5_moe_text", tmp_path)
+  tensors = load_file(tmp_path / "model.safetensors")
+  for layer in ("model.layers.0.mlp.experts", "model.layers.1.mlp.experts"):
+    gates, ups, downs = (
+      [tensors.pop(f"{layer}.{e}.{name}_proj.weight") for e in range(6)]
+      for name in ("gate", "up", "down")
+    )
+    tensors[f"{layer}.gate_up_proj"] = np.concatenate([np.stack(gates), np.stack(ups)], 1)
+    tensors[f"{layer}.down_proj"] = np.stack(downs)
+  save_file(tensors, tmp_path / "model.safetensors")
+  again = hf.load(tmp_path).params
+  assert jax.tree.all(jax.tree.map(jnp.array_equal, again, loaded("qwen3_5_moe_text").params))
+
+
+@pytest.mark.parametrize(
+  ("change", "words"),
+  [
+    ({"layer_types": ["linear_attention"] * 2}, "`layer_types` must be 2 of full_attention, once"),
+    ({"attention_bias": True}, "`attention_bias` must be false"),
+    ({"linear_num_value_heads": 3}, "`value_heads` must be a multiple of key_heads=2, got 3"),
+  ],
+)
+def test_what_recurrent_families_refuse(change, words, tmp_path):
+  raw = json.loads((OUT / "qwen3_next" / "config.json").read_text()) | change
+  (tmp_path / "config.json").write_text(json.dumps(raw))
+  with pytest.raises(ValueError, match=words):
     hf.load(tmp_path)
 
 
