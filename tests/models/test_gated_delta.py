@@ -138,9 +138,9 @@ def test_a_text_in_pieces_ends_where_it_ends_at_once():
       *(x[:, :, start : start + size] for x in given[1:]),
     ]
     mask = jnp.broadcast_to(jnp.tril(jnp.ones((size, size), bool)), (B, size, size))
-    _, nodes, inputs = pass_over(own, mask, state)
+    _, nodes, inputs = jax.jit(pass_over)(own, mask, state)
     path = jnp.broadcast_to(jnp.arange(size), (B, size))
-    state = gated_delta.commit(state, nodes, inputs, path, jnp.full(B, size))
+    state = jax.jit(gated_delta.commit)(state, nodes, inputs, path, jnp.full(B, size))
     start += size
   for b in range(B):
     _, memory, window = recurrence(b, given, range(N))
