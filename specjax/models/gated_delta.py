@@ -125,7 +125,7 @@ def evaluate(
   Returns:
     (what the nodes read, f32[B, H, N, F], what they leave)
   """
-  nodes = functools.partial(Nodes, k, gate=gate[..., None])
+  key = k
   q, k = (jnp.repeat(x, v.shape[1] // x.shape[1], axis=1) for x in (q, k))
   between, since = _decays(gate, mask)
   decay = jnp.exp(jnp.where(mask[:, None], between, -jnp.inf))
@@ -138,7 +138,7 @@ def evaluate(
   )
   read = kept[..., None] * _dot("bhnc,bhcf->bhnf", q, memory)
   read += _dot("bhnm,bhmf->bhnf", decay * _dot("bhnc,bhmc->bhnm", q, k), update)
-  return read, nodes(update=update)
+  return read, Nodes(key, update, gate[..., None])
 
 
 def advanced(memory: Array, nodes: Nodes, live: Array) -> Array:
@@ -169,11 +169,11 @@ def read(
     return jnp.moveaxis(x.reshape(*x.shape[:2], count, size, *x.shape[3:]), 2, 0)
 
   def step(memory: Array, piece: tuple[Array, tuple[Array, ...]]):
-    start, given = piece[0] * size, piece[1]
+    start, (q, k, v, gate, rate) = piece[0] * size, piece[1]
     own = lax.dynamic_slice(mask, (0, start, start), (B, size, size))
     before = lax.dynamic_slice(mask, (0, start, jnp.maximum(start - 1, 0)), (B, size, 1))[..., 0]
     goes_on = before & (start > 0)
-    found, nodes = evaluate(memory, *given, own, goes_on)
+    found, nodes = evaluate(memory, q, k, v, gate, rate, own, goes_on)
     memory = jnp.where(goes_on[:, -1, None, None, None], memory, 0)
     return advanced(memory, nodes, own[:, -1]), (found, nodes)
 
