@@ -6,7 +6,7 @@ the `Nodes` and the convolution's inputs. All but `prefill` and `commit` hand it
 Letters: B batch, T padded length of prompts, N nodes, A rows of an accepted path, S capacity.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -36,7 +36,7 @@ def _spread(state: State) -> State:
 
 
 def _by_layer(
-  states: list[State | None], kv: KV, path: Array, rows: Array, attended: Callable[[KV], Cache]
+  states: Sequence[State | None], kv: KV, path: Array, rows: Array, attended: Callable[[KV], Cache]
 ) -> Cache:
   """The states behind a path, and what `attended` makes of the other layers' part of kv."""
   others = [i for i, x in enumerate(kv.k) if not isinstance(x, Nodes)]
