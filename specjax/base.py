@@ -93,7 +93,8 @@ class Draft(NamedTuple):
 class KV(NamedTuple):
   """L arrays of keys (after RoPE), and L of values, one per layer.
 
-  They are [B, K, N, C] for fresh rows of N nodes, and [B, K, S, C] for a cache.
+  They are [B, K, N, C] for fresh rows of N nodes, and [B, K, S, C] for a cache. `models.hybrid`
+  says what those of a recurrent layer are.
   """
 
   k: tuple[Array, ...]

@@ -35,6 +35,7 @@ from specjax.checkpoints.hf_ministral import MINISTRAL
 from specjax.checkpoints.hf_mixtures import MIXTURES
 from specjax.checkpoints.hf_near_llama import NEAR_LLAMA
 from specjax.checkpoints.hf_norms_after import NORMS_AFTER
+from specjax.checkpoints.hf_qwen_next import QWEN_NEXT
 from specjax.checkpoints.hf_rows import Row
 from specjax.models import transformer
 from specjax.models.config import Config
@@ -103,6 +104,7 @@ ROWS: dict[str, Row] = (
   | DEEPSEEK
   | LLAMA4
   | GEMMA4
+  | QWEN_NEXT
 )
 FAMILIES |= {name: _of_row(row) for name, row in ROWS.items()}
 FAMILIES["kimi_k2"] = FAMILIES["deepseek_v3"]  # the same network, which is saved as that
@@ -111,7 +113,6 @@ _MISSING = {
   "gemma3n": "embeddings and shared keys of each layer",
   "deepseek_v2": "experts chosen by a softmax in groups beside latent attention",
   "cohere": "LayerNorm on q and k",
-  "qwen3_next": "linear attention",
   "falcon_h1": "Mamba layers",
 }
 

@@ -75,6 +75,14 @@ _OF_ROWS = {
     "num_experts", "num_experts_per_tok", "moe_intermediate_size",
     {"count": 60, "chosen": 4, "width": 1408, "normalised": False},
   ),
+  "qwen3_next": Keys(
+    "num_experts", "num_experts_per_tok", "moe_intermediate_size",
+    {"count": 512, "chosen": 10, "width": 512, "normalised": True},
+  ),
+  "qwen3_5_moe_text": Keys(
+    "num_experts", "num_experts_per_tok", "moe_intermediate_size",
+    {"count": 256, "chosen": 8, "width": 512}, {"normalised": True},
+  ),
   "glm4_moe": Keys(
     "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size",
     {"count": 128, "chosen": 8, "width": 1408, "normalised": True, "scale": 1.0, "groups": 1,

@@ -17,7 +17,7 @@ from specjax.base import Params
 from specjax.checkpoints.files import Shapes, Tensors
 from specjax.checkpoints.stored import room
 from specjax.models import sharding
-from specjax.models.config import Config, Experts
+from specjax.models.config import Config, Experts, GatedDelta
 from specjax.models.groups import Groups, concatenate
 from specjax.models.weights import Matrix, parameter
 
@@ -28,7 +28,8 @@ class Fusion(NamedTuple):
   `first` is the number of its first row, where it is a part of a larger tensor, of which the layout
   has the parts in order. Our values are those on disk and `less` more. Of experts [X, in, out] that
   are `turned` ours are [X, out, in]; outputs that are `woven` are gates and ups by turns, and ours
-  the gates first (GPT-OSS).
+  the gates first (GPT-OSS). Rows that are `grouped` are groups of so many rows of each part, and
+  ours one part after the other (Qwen3-Next).
   """
 
   name: str
@@ -37,6 +38,7 @@ class Fusion(NamedTuple):
   less: float = 0.0
   turned: bool = False
   woven: bool = False
+  grouped: tuple[int, ...] = ()
 
   @property
   def own_shape(self) -> tuple[int, ...]:
@@ -47,12 +49,21 @@ class Fusion(NamedTuple):
     """Our values of those on disk."""
     x = stored.swapaxes(1, 2) if self.turned else stored
     x = np.concatenate([x[:, ::2], x[:, 1::2]], 1) if self.woven else x
+    if self.grouped:
+      groups = x.reshape(-1, sum(self.grouped), x.shape[1])
+      parts = np.split(groups, np.cumsum(self.grouped)[:-1], 1)
+      x = np.concatenate([part.reshape(-1, x.shape[1]) for part in parts])
     return x.astype(np.float32) + np.float32(self.less) if self.less else x
 
   def theirs(self, own: np.ndarray) -> np.ndarray:
     """The values on disk of ours."""
     x = own.astype(np.float32) - np.float32(self.less) if self.less else own
     x = np.stack(np.split(x, 2, 1), 2).reshape(x.shape) if self.woven else x
+    if self.grouped:
+      count = len(x) // sum(self.grouped)
+      parts = np.split(x, count * np.cumsum(self.grouped)[:-1])
+      groups = [part.reshape(count, -1, x.shape[1]) for part in parts]
+      x = np.concatenate(groups, 1).reshape(x.shape)
     return x.swapaxes(1, 2) if self.turned else x
 
 
@@ -151,7 +162,11 @@ def block(
   attention.
   """
   E, F, C = c.width, c.mlp_width, c.head_dim
-  qkv = [(names["q"], c.heads * C), (names["k"], c.kv_heads * C), (names["v"], c.kv_heads * C)]
+  qkv = [
+    (names["q"], c.heads * C * (1 + c.attention_gate)),
+    (names["k"], c.kv_heads * C),
+    (names["v"], c.kv_heads * C),
+  ]
   ends = [sum(rows for _, rows in qkv[:i]) for i in range(3)]
   starts = ends if names["q"] == names["k"] else [0, 0, 0]
 
@@ -159,17 +174,20 @@ def block(
     return Fusion(f"{theirs}.{name}.{kind}", shape)
 
   table: Layout = {}
-  if c.latent is not None:
+  if c.gated_delta is not None:
+    table |= delta_net(c.gated_delta, E, (*ours, "delta_net"), of, names)
+  elif c.latent is not None:
     table |= _latent(c, (*ours, "latents"), of, names)
   elif c.source is not None or c.keys_as_values:
     own = qkv[: 1 if c.source is not None else 2]
     table[*ours, "qkv"[: len(own)]] = [of(name, rows, E) for name, rows in own]
   else:
-    table[*ours, "qkv"] = [
+    table[*ours, "gated_qkv" if c.attention_gate else "qkv"] = [
       of(name, rows, inputs or E)._replace(first=first)
       for (name, rows), first in zip(qkv, starts, strict=True)
     ]
-  table[*ours, "out"] = [of(names["out"], E, c.heads * (c.latent.value if c.latent else C))]
+  if c.gated_delta is None:
+    table[*ours, "out"] = [of(names["out"], E, c.heads * (c.latent.value if c.latent else C))]
   if c.experts is not None:
     table |= sparse(c.experts, E, (*ours, "experts"), of, names)
   if c.experts is None or c.experts.beside:
@@ -195,7 +213,7 @@ def block(
     table[*ours, "out_bias"] = [of(names["out"], E, kind="bias")]
   if c.qkv_bias:
     table[*ours, "qkv_bias"] = [of(name, rows, kind="bias") for name, rows in qkv]
-  if c.qk_norm:
+  if c.qk_norm and c.gated_delta is None:
     heads = {"q_norm": c.heads, "k_norm": c.kv_heads} if c.wide_qk_norm else {}
     for x in ("q_norm",) if c.source is not None else ("q_norm", "k_norm"):
       table[*ours, x, "weight"] = [of(names[x], C * heads.get(x, 1))]
@@ -217,6 +235,29 @@ def _latent(c: Config, ours: tuple[str, ...], of: Callable[..., Fusion], names: 
     table[*ours, "q_down"] = [of(names["q_down"], own.q_rank, c.width)]
     table[*ours, "q_norm", "weight"] = [of(names["q_down_norm"], own.q_rank)]
   return table
+
+
+def delta_net(
+  c: GatedDelta, E: int, ours: tuple[str, ...], of: Callable[..., Fusion], names: Names
+) -> Layout:
+  """A recurrent layer, whose projections are two tensors by key heads (Qwen3-Next), or four."""
+  K, H, C, F = c.key_heads, c.value_heads, c.key_dim, c.value_dim
+  X, each = 2 * K * C + H * F, H // K
+  if "delta_qkvz" in names:
+    qkvz = [of(names["delta_qkvz"], X + H * F, E)._replace(grouped=(C, C, each * F, each * F))]
+    rate_time = [of(names["delta_rate_time"], 2 * H, E)._replace(grouped=(each, each))]
+  else:
+    qkvz = [of(names["delta_qkv"], X, E), of(names["delta_z"], H * F, E)]
+    rate_time = [of(names["delta_rate"], H, E), of(names["delta_time"], H, E)]
+  return {
+    (*ours, "qkvz"): qkvz,
+    (*ours, "rate_time"): rate_time,
+    (*ours, "kernel"): [of(names["delta_kernel"], X, 1, c.kernel)],
+    (*ours, "log_slope"): [_named(of, names["delta_log_slope"], H)],
+    (*ours, "time_bias"): [_named(of, names["delta_time_bias"], H)],
+    (*ours, "norm"): [of(names["delta_norm"], F)],
+    (*ours, "out"): [of(names["delta_out"], E, H * F)],
+  }
 
 
 def _named(of: Callable[..., Fusion], name: str, *shape: int) -> Fusion:
@@ -295,6 +336,21 @@ def _whole(
   return table
 
 
+def whole_stacks(layout: Layout, shapes: Shapes) -> Layout:
+  """The layout for files whose experts are whole tensors, as Qwen3.5 is published."""
+
+  def found(parts: list[Fusion]) -> list[Fusion]:
+    if not isinstance(parts, Stack):
+      return parts
+    each, E = len(parts) // parts.height, parts[0].shape[1]
+    base = parts[0].name.rsplit(".", 3)[0]  # of BASE.0.gate_proj.weight
+    name = f"{base}.{'gate_up_proj' if each == 2 else 'down_proj'}"
+    whole = Fusion(name, (parts.height, each * parts[0].shape[0], E))
+    return parts if parts[0].name in shapes or name not in shapes else [whole]
+
+  return {path: found(parts) for path, parts in layout.items()}
+
+
 def assemble(
   layout: Layout,
   spare: frozenset[str],
@@ -321,6 +377,7 @@ def assemble(
   Raises:
     ValueError: a tensor is missing, extra or misshapen; the first is named.
   """
+  layout = whole_stacks(layout, shapes)
   # Of a tensor in several parts, the last one says how many rows it has.
   wanted = {
     part.name: (part.first + part.shape[0], *part.shape[1:])
@@ -347,8 +404,8 @@ def assemble(
       )
       for p in parts
     )
-    # A router's choice jumps where its logits change a little.
-    own = "float" if path[-1] == "router" or path[-1].endswith("_bias") else weights
+    # A router's choice jumps where its logits change a little; a convolution has few numbers.
+    own = "float" if path[-1] in ("router", "kernel") or path[-1].endswith("_bias") else weights
     if own in ("float", "native"):
       shape = sum(p.own_shape[0] for p in parts), *parts[0].own_shape[1:]
       whole = gathered(pieces, shape, dtype)
@@ -416,7 +473,12 @@ def _spread(layout: Layout, read: Read, dtype: DTypeLike, mesh: Mesh) -> dict[An
       spread, ours = sharding.of_weight(last, shape, mesh), functools.partial(stacked, parts)
       params[*above, last] = jax.make_array_from_callback(shape, spread, ours)
       continue
-    for name, own in zip(sharding.apart(last), parts, strict=True):
+    if len(names := sharding.apart(last)) < len(parts):
+      joined = np.concatenate([p.ours(read(p.name, ())) for p in parts]).astype(jnp.dtype(dtype))
+      spread = sharding.of_weight(last, joined.shape, mesh)
+      params[*above, last] = jax.device_put(joined, spread)
+      continue
+    for name, own in zip(names, parts, strict=True):
       spread = sharding.of_weight(name, own.own_shape, mesh)
       read_part = functools.partial(part, own)
       params[*above, name] = jax.make_array_from_callback(own.own_shape, spread, read_part)

@@ -1,10 +1,11 @@
 """Checkpoints that have a tower for pictures: their language model is read."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 from specjax import checks
-from specjax.checkpoints.hf_layout import Layout
+from specjax.checkpoints.hf_layout import Fusion, Layout
 
 # What the language model is where `text_config` does not say so.
 TEXTS: Mapping[str, Mapping[str, Any]] = {
@@ -16,15 +17,25 @@ TEXTS: Mapping[str, Mapping[str, Any]] = {
   "gemma4": {"model_type": "gemma4_text", "tie_word_embeddings": True},
   "llama4": {"model_type": "llama4_text", "tie_word_embeddings": False},
   "mistral3": {"model_type": "mistral", "tie_word_embeddings": False},
+  "qwen3_5": {
+    "model_type": "qwen3_5_text", "vocab_size": 248320, "hidden_size": 4096,
+    "intermediate_size": 12288, "num_hidden_layers": 32, "num_attention_heads": 16,
+  },
+  "qwen3_5_moe": {
+    "model_type": "qwen3_5_moe_text", "vocab_size": 248320, "hidden_size": 2048,
+    "num_hidden_layers": 40, "num_attention_heads": 16,
+  },
 }  # fmt: skip
 _OF_PICTURES = (
   "text_config", "vision_config", "image_token_index", "boi_token_index", "eoi_token_index",
   "image_token_id", "boi_token_id", "eoi_token_id", "mm_tokens_per_image", "projector_hidden_act",
+  "video_token_id", "vision_start_token_id", "vision_end_token_id",
   "multimodal_projector_bias", "spatial_merge_size", "vision_feature_layer",
   "audio_config", "boa_token_id", "eoa_token_index", "audio_token_id", "video_token_id",
 )  # fmt: skip
 _PREFIX = "language_model."
-_TOWER = {"vision_tower.*", "vision_model.*", "multi_modal_projector.*"}
+_INSIDE = ("gemma4", "qwen3_5", "qwen3_5_moe")  # tower and language model are in one `model`
+_TOWER = {"vision_tower.*", "vision_model.*", "multi_modal_projector.*", "model.visual.*"}
 _TOWERS_OF_GEMMA4 = {
   "model.vision_tower.*", "model.audio_tower.*", "model.embed_vision.*", "model.embed_audio.*",
 }  # fmt: skip
@@ -49,17 +60,20 @@ def language_model(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _place(family: str, name: str) -> str:
   """A language model's tensor beside a tower."""
-  if family != "gemma4":
+  if family not in _INSIDE:
     return _PREFIX + name
   return name.replace("model.", "model." + _PREFIX, 1) if name.startswith("model.") else name
 
 
 def within(layout: Layout, family: str) -> Layout:
   """The language model's tensors by their names beside a tower, of a file of this `model_type`."""
-  return {
-    path: [part._replace(name=_place(family, part.name)) for part in parts]
-    for path, parts in layout.items()
-  }
+
+  def renamed(parts: list[Fusion]) -> list[Fusion]:
+    found = copy.copy(parts)  # which may be a stack
+    found[:] = [part._replace(name=_place(family, part.name)) for part in parts]
+    return found
+
+  return {path: renamed(parts) for path, parts in layout.items()}
 
 
 def spare(names: frozenset[str], family: str) -> frozenset[str]:

@@ -31,7 +31,8 @@ _NEEDED: dict[str, tuple[str, ...]] = {
   "default": (), "linear": ("factor",), "yarn": ("factor",), "proportional": (),
   "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }  # fmt: skip
-_IN_PART = ("llada2_moe", "phi3", "glm", "glm4", "glm4_moe")
+_IN_PART = ("llada2_moe", "phi3", "glm", "glm4", "glm4_moe", "qwen3_next", "qwen3_5_text",
+            "qwen3_5_moe_text")  # fmt: skip
 _ALWAYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", _LENGTH)
 _OF_YARN = (*_YARN.values(), "mscale", "mscale_all_dim")
 

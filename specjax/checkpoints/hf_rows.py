@@ -122,7 +122,8 @@ class Row(NamedTuple):
 def from_json(row: Row, raw: Mapping[str, Any], where: str = "config.json") -> Config:
   """The Config that config.json describes; ValueError as of `hf_config.from_json`."""
   schema = {**{key: hf_config.SCHEMA[key] for key in _SIZES}, **row.keys}
-  known = {**row.absent, **checks.fields_of(raw, schema, where, hf_config.NEEDED)}
+  needed = [key for key in hf_config.NEEDED if key not in row.absent]
+  known = {**row.absent, **checks.fields_of(raw, schema, where, needed)}
   heads, width = known["num_attention_heads"], known["hidden_size"]
   try:
     usual = {

@@ -80,13 +80,17 @@ def adaptive(config: Config, skipping: Skipping) -> LayeredTarget:
   `models.cache.rows_of`.
 
   Raises:
-    ValueError: a network that is not causal, that has a sliding window or latent attention, or
-      whose attention and MLP share a norm.
+    ValueError: a network that is not causal, that has a sliding window, latent attention or
+      recurrent layers, or whose attention and MLP share a norm.
   """
   if not (config.causal and config.apart):
     raise ValueError(
       "`skipping` must be None for a model that is not causal, that has a sliding window or latent "
       f"attention, or whose attention and MLP share a norm, got {skipping.name!r}."
+    )
+  if config.recurrent:
+    raise ValueError(
+      f"`skipping` must be None for a model with recurrent layers, got {skipping.name!r}."
     )
   lm = transformer.target(config)
 

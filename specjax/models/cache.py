@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 
 from specjax.base import KV, Cache, Evaluation, Params, Target
 from specjax.kernels.platform import mesh_axis
+from specjax.models.gated_delta import State
 
 Index = int | Array
 UNROLLED = 8  # rows
@@ -26,6 +27,18 @@ def rows_of(cache: Cache) -> KV:
   if not isinstance(cache, Cache):
     raise ValueError("the target's cache must be dense for a drafter that reads it.")
   return cache.kv
+
+
+def cut(cache: Any, length: Array) -> Any:
+  """The cache, of which later rows than length i32[B] are forgotten.
+
+  It raises ValueError for recurrent layers, whose states cannot go back: such a model is a target,
+  and drafts for none.
+  """
+  leaves = jax.tree.leaves(cache, is_leaf=lambda x: isinstance(x, State))
+  if any(isinstance(x, State) for x in leaves):
+    raise ValueError("a draft model must have no recurrent layers: their states cannot go back.")
+  return cache._replace(length=length)
 
 
 def allocate(fresh: KV, length: Array, capacity: int) -> Cache:

@@ -70,14 +70,16 @@ def compressed(config: Config, kind: CacheKind) -> LayeredTarget:
   Layers that drafters run by themselves read dense caches alone, see `models.cache.rows_of`.
 
   Raises:
-    ValueError: a network that is not causal, that has a sliding window or latent attention, or
-      whose attention and MLP share a norm.
+    ValueError: a network that is not causal, that has a sliding window, latent attention or
+      recurrent layers, or whose attention and MLP share a norm.
   """
   if not (config.causal and config.apart):
     raise ValueError(
       "`cache` must be dense for a model that is not causal, that has a sliding window or latent "
       f"attention, or whose attention and MLP share a norm, got {kind.name!r}."
     )
+  if config.recurrent:
+    raise ValueError(f"`cache` must be dense for a model with recurrent layers, got {kind.name!r}.")
   lm = transformer.target(config)
 
   def features(params: Params, x: Array, inputs: tuple[Array, ...], layers: tuple[int, ...]):

@@ -130,6 +130,30 @@ class Latent:
 
 
 @dataclasses.dataclass(frozen=True)
+class GatedDelta:
+  """The sizes of a recurrent layer, see `models.delta_net`.
+
+  Attributes:
+    key_heads, value_heads: K and H, a multiple of it.
+    key_dim, value_dim: C and F, the widths of a key and a value.
+    kernel: how many tokens its convolution sees.
+  """
+
+  key_heads: int
+  value_heads: int
+  key_dim: int
+  value_dim: int
+  kernel: int = 4
+
+  def __post_init__(self):
+    for name in ("key_heads", "value_heads", "key_dim", "value_dim"):
+      checks.whole(name, getattr(self, name), 1)
+    checks.whole("kernel", self.kernel, 2)
+    if self.value_heads % self.key_heads:
+      checks.refuse("value_heads", self.value_heads, f"a multiple of key_heads={self.key_heads}")
+
+
+@dataclasses.dataclass(frozen=True)
 class Kind:
   """What layers of one network may have each of its own; the fields are those of `Config`.
 
@@ -146,6 +170,7 @@ class Kind:
   mlp_width: int = 0
   keys_as_values: bool = False
   source: int | None = None
+  gated_delta: GatedDelta | None = None
 
   @property
   def fields(self) -> dict[str, Any]:
@@ -179,6 +204,8 @@ class Config:
     experts: the sparse MLPs, or None where every layer has a dense one.
     kinds: one for each layer where layers differ, in place of the fields that it has; () where all
       are alike.
+    gated_delta: of a layer that is recurrent, in attention's place; never of all (Qwen3-Next).
+    attention_gate: whether attention's output is weighed by a sigmoid of its input (Qwen3-Next).
     norms: where attention and MLP have a norm: before them, on what they add (OLMo 2), "both"
       (Gemma 2 and later), or a "shared" one before both, which are then beside each other (Cohere).
     centred: whether norms, but those of q and k, subtract the mean first: LayerNorm (Cohere).
@@ -242,6 +269,8 @@ class Config:
   embedding_scale: float = 1.0
   residual_scale: float = 1.0
   logit_scale: float = 1.0
+  gated_delta: GatedDelta | None = None
+  attention_gate: bool = False
 
   def __post_init__(self):
     checks.choice("norms", self.norms, ("before", "after", "both", "shared"))
@@ -269,6 +298,10 @@ class Config:
           checks.refuse(name, getattr(self, name), f"{value} with latent attention")
     if self.kinds and len(self.kinds) != self.layers:
       raise ValueError(f"`kinds` must be of {self.layers} layers, got {len(self.kinds)}.")
+    if self.recurrent and (self.windows or not self.causal):
+      raise ValueError("`kinds` must have no recurrent layer with a window, or causal=False.")
+    if self.recurrent and all(kind.gated_delta for kind in self.kinds):
+      raise ValueError("`kinds` must have a layer of attention beside the recurrent ones.")
     if self.experts is not None:
       checks.whole("dense_layers", self.experts.dense_layers, most=self.layers - 1)
       for number in self.experts.sparse_layers:
@@ -291,6 +324,16 @@ class Config:
     }
 
   @property
+  def recurrent(self) -> bool:
+    """Whether some of its layers are."""
+    return any(kind.gated_delta for kind in self.kinds)
+
+  @property
+  def last_attention(self) -> int:
+    """The number of the last layer that attends."""
+    return max(i for i in range(self.layers) if self.of_layer(i).gated_delta is None)
+
+  @property
   def windows(self) -> tuple[int, ...]:
     """The sliding windows of its layers, or their chunks, each once; () where every layer sees
     everything."""
@@ -310,5 +353,5 @@ _NEWER = (
   "wide_qk_norm", "kinds", "norms", "centred", "neighbours", "sinks", "activation", "out_bias",
   "unit_qk", "chunk", "unit_v", "keys_as_values", "source", "layer_scale", "layer_embedding",
   "latent", "attention_scale", "attention_cap", "logit_cap",
-  "embedding_scale", "residual_scale", "logit_scale",
+  "embedding_scale", "residual_scale", "logit_scale", "attention_gate",
 )  # fmt: skip

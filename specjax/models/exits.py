@@ -18,6 +18,7 @@ from jax import Array, lax
 
 from specjax import checks
 from specjax.base import KV, Cache, Evaluation, Features, LayeredTarget, Params, Target, showing
+from specjax.models.cache import cut
 from specjax.trees.structure import gather
 
 WAITING = 8  # W: the layers behind an exit read more rows than they need once for each 9 tokens
@@ -130,6 +131,7 @@ def sorted_exits(model: Target, least: float = 0.5, every: int = 2) -> Target:
   ) -> tuple[Any, Features]:
     check(hidden_layers)
     cache, features = lm.prefill(params, tokens, length, capacity + WAITING)
+    cache = cut(cache, cache.length)  # a recurrent one is refused
     nothing = jnp.zeros((len(length), WAITING, lm.width), features.hidden.dtype)
     waiting = (Waiting(nothing, cache.length),) * len(groups)
     return Text(cache.kv, waiting, cache.length), features

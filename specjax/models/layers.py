@@ -16,6 +16,7 @@ from specjax.base import KV
 from specjax.models import cache as kv_cache
 from specjax.models.attention import attend
 from specjax.models.config import Config
+from specjax.models.delta_net import GatedDeltaNet
 from specjax.models.experts import SparseMLP
 from specjax.models.latent import LatentAttention
 from specjax.models.linear import fused, linear
@@ -50,6 +51,8 @@ class TransformerBlock(nn.Module):
     if c.norms in ("after", "both"):
       self.attention_out_norm = norm()
     of_qkv = {"q": H * C, "k": K * C, "v": K * C}
+    if c.attention_gate:  # beside each head's query
+      of_qkv["q"] *= 2
     if c.source is not None:
       of_qkv = {"q": H * C}
     elif c.keys_as_values:
@@ -57,7 +60,8 @@ class TransformerBlock(nn.Module):
     if c.latent is not None:
       self.latents = LatentAttention(c, c.latent, inputs)
     else:
-      self.qkv = fused(self, "".join(of_qkv), of_qkv, INIT, inputs)
+      name = "gated_qkv" if c.attention_gate else "".join(of_qkv)
+      self.qkv = fused(self, name, of_qkv, INIT, inputs)
     if c.qkv_bias:
       of_bias = {f"{name}_bias": rows for name, rows in of_qkv.items()}
       self.qkv_bias = fused(self, "qkv_bias", of_bias, nn.initializers.zeros)
@@ -68,6 +72,10 @@ class TransformerBlock(nn.Module):
       self.sinks = self.param("sinks", nn.initializers.zeros, (c.heads,))
     if c.out_bias:
       self.out_bias = self.param("out_bias", nn.initializers.zeros, (c.width,))
+    self._set_up_mlp(norm, out_init)
+
+  def _set_up_mlp(self, norm, out_init) -> None:
+    c = self.config
     if self.has_mlp and c.norms in ("before", "both"):
       self.mlp_norm = norm()
     if self.has_mlp and c.norms in ("after", "both"):
@@ -95,6 +103,14 @@ class TransformerBlock(nn.Module):
       ys = [y + jnp.broadcast_to(b, y.shape) for y, b in zip(ys, biases, strict=True)]
     return [y.reshape(*h.shape[:2], -1, self.config.head_dim) for y in ys]
 
+  def _gated(self, q: Array) -> tuple[Array, Array | None]:
+    """Queries [B, N, H, C], and what weighs the attention from them, if anything does; of q, which
+    has both for a head."""
+    if not self.config.attention_gate:
+      return q, None
+    both = q.reshape(*q.shape[:2], -1, 2, q.shape[3])
+    return both[:, :, :, 0], both[:, :, :, 1].reshape(*q.shape[:2], -1)
+
   def _attention_input(self, x: Array) -> Array:
     return x if self.config.norms == "after" else self.attention_norm(x)
 
@@ -116,12 +132,17 @@ class TransformerBlock(nn.Module):
   def project(self, x, angle, attention_input=None) -> list[Array]:
     """x [B, N, E] -> q [B, H, N, C], k [B, K, N, C], v [B, K, N, C], or what is in their places of
     latents; q alone where a layer reads another's k and v."""
-    c = self.config
+    return self._projected(x, angle, attention_input)[0]
+
+  def _projected(self, x, angle, attention_input) -> tuple[list[Array], Array | None]:
+    """`project`, and the gate [B, N, H * C] of attention's output."""
+    c, gate = self.config, None
     h = self._attention_input(x) if attention_input is None else attention_input
     if c.latent is not None:
       q, *kv = self.latents.project(h, angle)
     else:
       ys = self._heads(h)
+      ys[0], gate = self._gated(ys[0])
       if c.keys_as_values:
         ys += ys[1:]
       if c.qk_norm:
@@ -137,21 +158,21 @@ class TransformerBlock(nn.Module):
       q = (q * angle[2, :, None, :, :1]).astype(q.dtype)
     if c.attention_scale is not None:  # all that attends divides by the root of C
       q = q * (c.attention_scale * c.head_dim**0.5)
-    return [q, *kv]
+    return [q, *kv], gate
 
   def values(self, x: Array) -> Array:
     """x [B, N, E] -> v [B, K, N, C] alone."""
     (v,) = self._heads(self._attention_input(x), 2)
     return v.swapaxes(1, 2)
 
-  def attention(self, q, k, v, mask, prefix=None) -> Array:
+  def attention(self, q, k, v, mask, prefix=None, gate=None) -> Array:
     """[B, N, E], to be added to the stream; see `attend`."""
     c = self.config
     if c.latent is not None:
       y = self.latents(q, k, v, mask, prefix)
     else:
       y = attend(q, k, v, mask, prefix, c.attention_cap, self.sinks if c.sinks else None)
-    y = linear(y, self.out)
+    y = linear(y if gate is None else y * nn.sigmoid(gate), self.out)
     if c.out_bias:
       y = y + jnp.broadcast_to(self.out_bias, y.shape)
     if c.norms in ("after", "both"):
@@ -201,7 +222,7 @@ class TransformerBlock(nn.Module):
     prefix that depends on the queries [B, H, N, C] is a function of them. `read` (k, v) are those
     of the layer whose keys and values this one reads; its own have no numbers then.
     """
-    q, *kv = self.project(x, angle, attention_input)
+    (q, *kv), gate = self._projected(x, angle, attention_input)
     prefix = prefix(q) if callable(prefix) else prefix
     k, v = kv if read is None else read
     keys, values = k, v
@@ -213,7 +234,7 @@ class TransformerBlock(nn.Module):
       prefix = *own, mask
     elif earlier is not None:
       keys, values = (jnp.concatenate(pair, 2) for pair in zip(earlier, (k, v), strict=True))
-    y = x + self.attention(q, keys, values, mask, prefix)
+    y = x + self.attention(q, keys, values, mask, prefix, gate)
     return (y, k, v) if read is None else (y, k[..., :0], v[..., :0])
 
   def __call__(
@@ -225,9 +246,32 @@ class TransformerBlock(nn.Module):
     return self.behind(y + self.mlp(before) if self.has_mlp else y, embedded), k, v
 
 
+class RecurrentBlock(TransformerBlock):
+  """A Gated DeltaNet in attention's place; what it leaves of nodes is as `models.hybrid` has it."""
+
+  def setup(self):
+    c = self.config
+    norm = functools.partial(RMSNorm, c.norm_epsilon, c.centred)
+    self.attention_norm = norm()
+    self.delta_net = GatedDeltaNet(c)
+    self._set_up_mlp(norm, nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5))
+
+  def attended(self, x, angle, mask, prefix, earlier=None, attention_input=None, read=None):
+    if earlier is not None or attention_input is not None:
+      raise ValueError("a recurrent layer reads its own text alone: drafts by it are not made.")
+    state = None if prefix is None else prefix[0]
+    y, nodes, inputs = self.delta_net(self.attention_norm(x), mask, state)
+    return x + y, nodes, inputs
+
+
+def _block(config: Config) -> type[TransformerBlock]:
+  return TransformerBlock if config.gated_delta is None else RecurrentBlock
+
+
 def of_layer(config: Config, number: int) -> TransformerBlock:
   """A layer of a network, to be applied to that layer's params alone."""
-  return TransformerBlock(config.of_layer(number))
+  own = config.of_layer(number)
+  return _block(own)(own)
 
 
 class Layers(nn.Module):
@@ -246,11 +290,13 @@ class Layers(nn.Module):
 
   def setup(self):
     c = self.config
-    block = nn.remat(TransformerBlock) if self.remat else TransformerBlock
-    self.blocks = [
-      block(c.of_layer(i), None if i else self.attention_width, self.has_mlp, name=f"layer_{i}")
-      for i in range(c.layers)
-    ]
+
+    def block(number: int) -> TransformerBlock:
+      own, width = c.of_layer(number), None if number else self.attention_width
+      kind = nn.remat(_block(own)) if self.remat else _block(own)
+      return kind(own, width, self.has_mlp, name=f"layer_{number}")
+
+    self.blocks = [block(i) for i in range(c.layers)]
 
   def __call__(
     self,

@@ -19,7 +19,12 @@ from specjax.kernels.platform import mesh_axis
 
 COLUMNS, ROWS = PartitionSpec("model"), PartitionSpec(None, "model")  # of weights [out, in]
 KV_CACHE = PartitionSpec("data", "model")  # [B, K, S, C]
-_FUSED = {"qkv": ("q", "k", "v"), "qk": ("q", "k"), "gate_up": ("gate", "up")}
+_FUSED = {
+  "qkv": ("q", "k", "v"),
+  "gated_qkv": ("q", "k", "v"),
+  "qk": ("q", "k"),
+  "gate_up": ("gate", "up"),
+}
 _OF_WEIGHT = (
   {"embedding": COLUMNS, "lm_head": COLUMNS, "out": ROWS, "down": ROWS}
   | dict.fromkeys(("q", "k", "v", "q_bias", "k_bias", "v_bias", "gate", "up"), COLUMNS)
@@ -74,9 +79,10 @@ def split(params: Params) -> Params:
   if "qk" in rest:
     qk, queries = rest.pop("qk"), params["out"].shape[1]
     rest["q"], rest["k"] = qk[:queries], qk[queries:]
-  for name in ("", "_bias"):
-    if f"qkv{name}" in rest:
-      qkv, queries = rest.pop(f"qkv{name}"), params["out"].shape[1]
+  for name, whole in (("", "qkv"), ("_bias", "qkv_bias"), ("", "gated_qkv")):
+    if whole in rest:
+      qkv, queries = rest.pop(whole), params["out"].shape[1]
+      queries *= 1 + (whole == "gated_qkv")
       ends = (0, queries, (queries + qkv.shape[0]) // 2, qkv.shape[0])
       parts = [qkv[a:b] for a, b in itertools.pairwise(ends)]
       rest |= {f"{each}{name}": part for each, part in zip("qkv", parts, strict=True)}

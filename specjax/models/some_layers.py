@@ -45,13 +45,18 @@ def run_some(
     read: how a layer's queries read the cache, see `caches.base.CacheKind`.
 
   Raises:
-    ValueError: a model with a sliding window, for which earlier rows are not masked here, or latent
-      attention, or whose attention and MLP share a norm.
+    ValueError: a model with a sliding window, for which earlier rows are not masked here, with
+      latent attention or recurrent layers, or whose attention and MLP share a norm.
   """
   config = layer(0).config
   if windows := {x for i in range(config.layers) for x in layer(i).config.windows}:
     raise ValueError(
       f"`window` must be None for drafts by a model's own layers, got {min(windows)}."
+    )
+  if any(layer(i).config.gated_delta for i in range(config.layers)):
+    raise ValueError(
+      "`kinds` must be without recurrent layers for drafts by a model's own layers, got "
+      "`gated_delta`."
     )
   if config.norms == "shared":
     raise ValueError(

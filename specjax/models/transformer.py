@@ -13,6 +13,7 @@ from jax import Array
 
 from specjax.base import KV, Cache, Evaluation, Features, LayeredTarget, Params
 from specjax.models import cache as kv_cache
+from specjax.models import hybrid
 from specjax.models.chunks import read_prompts
 from specjax.models.config import Config
 from specjax.models.layers import INIT, Layers, of_layer
@@ -130,6 +131,8 @@ def target(config: Config) -> LayeredTarget:
       found = apply(params, tokens, position, mask, cache, hidden_layers, method="features")
       return found[::-1]
 
+    if config.recurrent:
+      return hybrid.prefill(config, read, tokens, length, capacity)
     kv, features = read_prompts(read, tokens, length, config.causal)
     return kv_cache.allocate(kv, length - 1, capacity), features
 
@@ -146,7 +149,7 @@ def target(config: Config) -> LayeredTarget:
     qk_norm=True,
     qkv_bias=None,
   ):
-    last = config.of_layer(config.layers - 1)
+    last = config.of_layer(config.last_attention)
     experts = last.experts
     if experts is not None:
       experts = (
@@ -169,13 +172,13 @@ def target(config: Config) -> LayeredTarget:
 
   def last_layer(params: Params) -> tuple[Params, Params]:
     own = params["params"]
-    return own[f"layer_{config.layers - 1}"], own["norm"]
+    return own[f"layer_{config.last_attention}"], own["norm"]
 
   return LayeredTarget(
     vocab_size=config.vocab_size,
     prefill=prefill,
     evaluate=functools.partial(apply, method="evaluate"),
-    commit=kv_cache.commit,
+    commit=hybrid.commit if config.recurrent else kv_cache.commit,
     head=functools.partial(apply, method="head"),
     width=config.width,
     layers=config.layers,

@@ -21,7 +21,7 @@ from specjax import checks, speculate, switches
 from specjax.base import Cache, Context, Evaluation, Params, Target
 from specjax.decoding.batching import Result, read, timed
 from specjax.decoding.decoder import Decoder, pad_to_bucket
-from specjax.models.cache import append_one
+from specjax.models.cache import append_one, cut
 from specjax.names import grammar
 from specjax.names.build.drafters import load_small
 from specjax.names.load import Model, Prompt
@@ -69,7 +69,7 @@ def draft_block(
   block: int,
 ) -> tuple[Cache, Array, Array]:
   """(cache, fresh tokens i32[B, G], what they were drawn from f32[B, G, V])."""
-  cache, last = cache._replace(length=ahead.length), ahead.last
+  cache, last = cut(cache, ahead.length), ahead.last
   zero, alone = jnp.zeros_like(last), jnp.ones((*last.shape, 1), bool)
   noise = Noise(key, ahead.position)
   tokens, log_probs = [], []
@@ -131,9 +131,8 @@ def join(
 
   path = jnp.broadcast_to(step, (B, G))
   cache = target.commit(state.cache, evaluation.kv, path, emitted)
-  column = jnp.where(
-    step < emitted[:, None], context.length[:, None] + step, cache.kv.k[0].shape[2]
-  )
+  capacity = context.tokens.shape[1]
+  column = jnp.where(step < emitted[:, None], context.length[:, None] + step, capacity)
   row = jnp.arange(B)[:, None]
   text = context.tokens.at[row, column].set(committed, mode="drop")
   said = jnp.take_along_axis(logits, committed[..., None], -1)[..., 0] - total

@@ -240,6 +240,37 @@ def test_pictures_are_left_out_with_a_line(tmp_path, capsys):
     hf.load(tmp_path)
 
 
+def test_experts_may_be_whole_tensors(tmp_path):
+  """As Qwen3.5 is published."""
+  directory_of("qwen3_5_moe_text", tmp_path)
+  tensors = load_file(tmp_path / "model.safetensors")
+  for layer in ("model.layers.0.mlp.experts", "model.layers.1.mlp.experts"):
+    gates, ups, downs = (
+      [tensors.pop(f"{layer}.{e}.{name}_proj.weight") for e in range(6)]
+      for name in ("gate", "up", "down")
+    )
+    tensors[f"{layer}.gate_up_proj"] = np.concatenate([np.stack(gates), np.stack(ups)], 1)
+    tensors[f"{layer}.down_proj"] = np.stack(downs)
+  save_file(tensors, tmp_path / "model.safetensors")
+  again = hf.load(tmp_path).params
+  assert jax.tree.all(jax.tree.map(jnp.array_equal, again, loaded("qwen3_5_moe_text").params))
+
+
+@pytest.mark.parametrize(
+  ("change", "words"),
+  [
+    ({"layer_types": ["linear_attention"] * 2}, "`layer_types` must be 2 of full_attention, once"),
+    ({"attention_bias": True}, "`attention_bias` must be false"),
+    ({"linear_num_value_heads": 3}, "`value_heads` must be a multiple of key_heads=2, got 3"),
+  ],
+)
+def test_what_recurrent_families_refuse(change, words, tmp_path):
+  raw = json.loads((OUT / "qwen3_next" / "config.json").read_text()) | change
+  (tmp_path / "config.json").write_text(json.dumps(raw))
+  with pytest.raises(ValueError, match=words):
+    hf.load(tmp_path)
+
+
 @pytest.mark.parametrize(
   ("model_type", "words"),
   [

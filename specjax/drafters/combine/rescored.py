@@ -29,7 +29,7 @@ from specjax.base import (
 from specjax.heads import draft_vocabulary, prefix
 from specjax.heads.base import Head
 from specjax.heads.parallel import Parallel
-from specjax.models.cache import append_one
+from specjax.models.cache import append_one, cut
 from specjax.sampling import NoiseSource, Settings
 from specjax.trees.k_best import p_best
 from specjax.trees.paths import from_paths
@@ -132,7 +132,7 @@ def local(head: Head, lm: Target, alpha: float = 0.5, top: int = 16) -> Drafter:
   ) -> Any:
     hidden = prefix.newest(evaluation.features.hidden, verdict, rows, state.hidden)
     length = state.cache.length - (D + 1) + rows
-    return Rescored(hidden, state.cache._replace(length=length))
+    return Rescored(hidden, cut(state.cache, length))
 
   def read(
     params: Params,

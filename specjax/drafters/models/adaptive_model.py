@@ -20,7 +20,7 @@ from specjax.base import (
 )
 from specjax.draft_length.base import DraftLength, Observation, kept
 from specjax.heads.prefix import prefilled, reread
-from specjax.models.cache import append_one
+from specjax.models.cache import append_one, cut
 from specjax.sampling import DRAFT, NoiseSource, Settings, warp
 from specjax.trees.structure import chain, rows_where
 
@@ -120,7 +120,7 @@ def adaptive_model(lm: Target, policy: DraftLength, nodes: int = 9) -> Drafter:
   ) -> Any:
     drafted = draft.valid[:, 1:].sum(1, dtype=jnp.int32)
     after = policy.update(state.policy, verdict.count, drafted)
-    cache = state.cache._replace(length=state.cache.length - (depth + 1) + rows)
+    cache = cut(state.cache, state.cache.length - (depth + 1) + rows)
     return AdaptiveModelState(cache, rows_where(rows > 0, after, state.policy))
 
   def read(

@@ -18,7 +18,7 @@ from specjax.base import (
   Verdict,
 )
 from specjax.heads.prefix import prefilled, reread
-from specjax.models.cache import append_one
+from specjax.models.cache import append_one, cut
 from specjax.sampling import DRAFT, NoiseSource, Settings, warp
 from specjax.trees.structure import chain
 
@@ -76,7 +76,7 @@ def draft_model(lm: Target, nodes: int = 5) -> Drafter:
     verdict: Verdict,
     rows: Array,
   ) -> Any:
-    return cache._replace(length=cache.length - (depth + 1) + rows)
+    return cut(cache, cache.length - (depth + 1) + rows)
 
   def read(
     params: Params,

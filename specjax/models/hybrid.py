@@ -1,0 +1,116 @@
+"""The cache of a network some of whose layers are recurrent: rows of the others, and their states.
+
+It is a `Cache`. At a recurrent layer its `k` has the `State` and its `v` nothing; fresh ones have
+the `Nodes` and the convolution's inputs. All but `prefill` and `commit` hand it on as it is.
+
+Letters: B batch, T padded length of prompts, N nodes, A rows of an accepted path, S capacity.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+from specjax.base import KV, Cache
+from specjax.kernels.platform import mesh_axis
+from specjax.models import cache as kv_cache
+from specjax.models import gated_delta
+from specjax.models.chunks import Read, chunk
+from specjax.models.config import Config
+from specjax.models.gated_delta import Nodes, State
+
+
+def _spread(state: State) -> State:
+  """On the mesh that is set: heads over "model", rows over "data"."""
+  B, H = state.memory.shape[:2]
+  rows, heads = mesh_axis("data", B), mesh_axis("model", H)
+  if rows is None and heads is None:
+    return state
+  return State(
+    lax.with_sharding_constraint(state.memory, PartitionSpec(rows, heads)),
+    lax.with_sharding_constraint(state.window, PartitionSpec(rows)),
+  )
+
+
+def _by_layer(
+  states: Sequence[State | None], kv: KV, path: Array, rows: Array, attended: Callable[[KV], Cache]
+) -> Cache:
+  """The states behind a path, and what `attended` makes of the other layers' part of kv."""
+  others = [i for i, x in enumerate(kv.k) if not isinstance(x, Nodes)]
+  cache = attended(KV(tuple(kv.k[i] for i in others), tuple(kv.v[i] for i in others)))
+  k: list[Any] = [()] * len(kv.k)
+  v: list[Any] = [()] * len(kv.v)
+  for at, i in enumerate(others):
+    k[i], v[i] = cache.kv.k[at], cache.kv.v[at]
+  for i, (nodes, state) in enumerate(zip(kv.k, states, strict=True)):
+    if isinstance(nodes, Nodes) and state is not None:
+      k[i] = _spread(gated_delta.commit(state, nodes, kv.v[i], path, rows))
+  return Cache(KV(tuple(k), tuple(v)), cache.length)
+
+
+def commit(cache: Cache, kv: KV, path: Array, rows: Array) -> Cache:
+  """`cache.commit`; the states go on along the first rows[b] nodes of path[b]."""
+  states = [x if isinstance(x, State) else None for x in cache.kv.k]
+  old = KV(*(tuple(x for x in xs if isinstance(x, Array)) for xs in cache.kv))
+  return _by_layer(
+    states, kv, path, rows,
+    lambda fresh: kv_cache.commit(Cache(old, cache.length), fresh, path, rows),
+  )  # fmt: skip
+
+
+def _begun(config: Config, kv: KV, length: Array, capacity: int) -> Cache:
+  """`cache.allocate`; the states are those behind the first length i32[B] of the rows of kv."""
+  B, _, T, _ = kv.v[0].shape
+
+  def empty(i: int) -> State | None:
+    own, inputs = config.of_layer(i).gated_delta, kv.v[i]
+    if own is None:
+      return None
+    memory = jnp.zeros((B, own.value_heads, own.key_dim, own.value_dim), jnp.float32)
+    return State(memory, jnp.zeros((B, own.kernel - 1, inputs.shape[3]), inputs.dtype))
+
+  states = list(map(empty, range(config.layers)))
+  path = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
+  return _by_layer(
+    states, kv, path, length, lambda fresh: kv_cache.allocate(fresh, length, capacity)
+  )
+
+
+def prefill(
+  config: Config, read: Read, tokens: Array, length: Array, capacity: int
+) -> tuple[Cache, Any]:
+  """(the cache, what else `read` returns) of prompts i32[B, T], as `chunks.read_prompts` has it.
+
+  A piece of a long prompt is a tree that is a chain, which is evaluated and committed.
+  """
+  B, T = tokens.shape
+  size = chunk(T)
+  place = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (B, size))
+  mask = jnp.broadcast_to(jnp.tril(jnp.ones((size, size), bool)), (B, size, size))
+  if size == T:
+    kv, found = read(None, tokens, place, mask)
+    return _begun(config, kv, length - 1, capacity), found
+
+  shapes = jax.eval_shape(lambda: read(None, tokens[:, :size], place, mask))
+  none, first = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+  def step(i: Array, so_far: tuple[Cache, Any]) -> tuple[Cache, Any]:
+    cache, found = so_far
+    start = i * size
+    own = lax.dynamic_slice_in_dim(tokens, start, size, 1)
+    kv, fresh = read(cache, own, start + place, mask)
+    cache = commit(cache, kv, place, jnp.clip(length - 1 - start, 0, size))
+
+    def put(x: Array, y: Array) -> Array:
+      return lax.dynamic_update_slice_in_dim(x, y, start, x.ndim - 2)
+
+    return cache, jax.tree.map(put, found, fresh)
+
+  def whole(x: Array) -> Array:
+    return jnp.zeros((*x.shape[:-2], T, x.shape[-1]), x.dtype)
+
+  begun = _begun(config, none, jnp.zeros_like(length), capacity), jax.tree.map(whole, first)
+  return lax.fori_loop(0, -(-length.max() // size), step, begun)
