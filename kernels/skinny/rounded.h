@@ -316,7 +316,8 @@ struct Product {
     const uint32_t* high = Line::place(w.high, count * P, first);
     Line scales(w.scale, w.scales, w.scale_steps, count * kScales, first);
     Line offsets(w.offset, w.scales, w.offset_steps, count, first);
-    Vector sum[kRows] = {};
+    Vector sum[kRows];
+    std::fill_n(sum, rows, Vector{});
     alignas(64) Words numbers[kQuads];
 #if defined(SPECJAX_TILES)
     const bool tiled = rows >= kFewest && tiles();
