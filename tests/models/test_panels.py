@@ -33,6 +33,7 @@ def rounded_rows(x: np.ndarray) -> np.ndarray:
   return (whole * step[..., None]).reshape(x.shape)
 
 
+@pytest.mark.full(but=["5", "8"])
 @pytest.mark.parametrize("bits", [4, 5, 6, 8])
 def test_panels_hold_what_groups_hold(bits):
   w = rounding(37, 512, bits)

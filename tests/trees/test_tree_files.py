@@ -120,8 +120,8 @@ def test_shapes_of_equal_numbers_are_not_equal():
     ),
     (
       "stochastic-4-3",
-      r"`tree` must be one of static, dynamic, beam, graph, iid.*got 'stochastic' \(did you "
-      r"mean stochastic_beam\?\)\.",
+      r"`tree` must be a name that `specjax list` shows, got 'stochastic' \(did you mean "
+      r"stochastic_beam\?\)\.",
     ),
     ("16", r"`tree` must be NAME, NAME-NUMBER or.*got '16'\."),
     ("graph-9,depth=2,beam=2", r"at most 1 . beam .* = 7"),
