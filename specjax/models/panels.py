@@ -104,14 +104,15 @@ def _groups(w: Panels, rows: Callable[[Array], Array]) -> Groups:
 
 
 def laid_out(params: Any) -> Any:
-  """A tree of weights whose every `Groups` that rounds is in panels, where their products are
-  served; those that are given are used up.
+  """A tree of weights whose matrices that round are in panels, where their products are served;
+  those that are given are used up. Stacks of experts stay as they are.
   """
   if not skinny.available():
     return params
 
   def each(w: Any) -> Any:
-    if not (isinstance(w, Groups) and w.rounds and w.dtype == jnp.float32):
+    rounds = isinstance(w, Groups) and w.rounds and w.dtype == jnp.float32
+    if not rounds or len(w.shape) > 2:
       return w
     panels = jax.block_until_ready(jax.jit(packed)(w))
     jax.tree.map(lambda x: x.delete(), w)  # or both would fill the memory

@@ -81,6 +81,16 @@ def test_rows_of_8_bits_are_independent_of_each_other_and_of_their_number(bits, 
   np.testing.assert_array_equal(odd[others], together[others])
 
 
+def test_matrices_are_laid_out_and_stacks_stay(monkeypatch):
+  monkeypatch.setattr(skinny, "available", lambda: True)
+  w = rounding(32, 64, 4)
+  stack = jax.tree.map(lambda x: jnp.stack([x, x]), w)
+  plain = random_groups(32, 64, 4)
+  found = panels.laid_out({"w": w, "experts": stack, "plain": plain, "norm": jnp.ones(3)})
+  assert isinstance(found["w"], panels.Panels) and found["w"].shape == (32, 64)
+  assert found["experts"] is stack and found["plain"] is plain
+
+
 @pytest.mark.slow
 def test_drafts_change_no_token_of_a_model_that_rounds(made, monkeypatch):
   """The tree has as many rows as plain decoding has not, and prompts have more than either."""
