@@ -2,15 +2,16 @@
 
     python benchmarks/speed/peers.py --model smollm2-135m --suite specbench --limit 60
     python benchmarks/speed/peers.py --drafters prompt_lookup eagle3[runs/eagle3/model]/dynamic-16
+    python benchmarks/speed/peers.py --model qwen2.5-coder-0.5b --weights native native/int8
 
 All answer the same questions with the same ids of prompts, stop ids and budget, at batch 1 on all
 cores. They take turns question by question, in an order that changes. The time of a token leaves
 out the prompt's own pass and the token that the others take from it; the time of the whole call is
-reported too. All compute in float32 with the same weights, which a GGUF file gives them
-dequantised; llama.cpp also decodes that file as it is, and specjax with weights in 8 bits. Answers
-are compared with those of specjax's plain decoding, and where they part, with the margin of the two
-tokens in the logits. A question of Spec-Bench is its first turn; `specjax bench --suite specbench`
-asks the others.
+reported too. With `--weights float` all compute in float32 with the same weights, which a GGUF file
+gives them dequantised. llama.cpp also decodes that file as it is, and specjax with every kind of
+weights that is named. Answers are compared with those of specjax's plain decoding with the first
+kind, and where they part in float32, with the margin of the two tokens in the logits. A question of
+Spec-Bench is its first turn; `specjax bench --suite specbench` asks the others.
 
 A run that was killed goes on after its last whole question. The other programs are no dependencies
 of specjax, and one that is not installed is left out. The figures in benchmarks/results/peers are
@@ -62,6 +63,11 @@ class Config:
   limit: int | None = 60  # number of questions, of Spec-Bench taken evenly from its categories
   max_new_tokens: int = 128  # budget per question
   drafters: tuple[str, ...] = ("prompt_lookup",)  # ours, such as eagle3[PATH]
+  weights: tuple[Literal["float", "bfloat16", "int8", "native", "native/int8"], ...] = (
+    "float",
+    "native",
+    "native/int8",
+  )  # of specjax; after a slash, activations
   draft_model: str | None = None  # a small model that drafts for specjax and transformers
   lookup: int = (
     7  # tokens drafted by prompt lookup in the other programs; ours has its own parameter
@@ -87,14 +93,14 @@ def questions(model: specjax.Model, config: Config) -> list[Question]:
   return [Question(model.chat(text), text) for text in texts]
 
 
-def files(name: str, model: specjax.Model) -> tuple[pathlib.Path, dict[str, pathlib.Path]]:
-  """A Hugging Face directory of a model, and its GGUF files: in float32, and as it came.
+def in_float32(name: str) -> tuple[pathlib.Path, pathlib.Path | None]:
+  """A model in float32: its Hugging Face directory, and its GGUF file where it came as one.
 
-  What is not there is written into the cache, float32 and whole.
+  What is not there is written into the cache, whole.
   """
   source = resolve(name)
   if source.is_dir():
-    return source, {}
+    return source, None
   with source.open("rb") as file:
     digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
   cache = cache_dir() / "peers" / f"{source.stem}-{digest}"
@@ -103,6 +109,7 @@ def files(name: str, model: specjax.Model) -> tuple[pathlib.Path, dict[str, path
   if not float32.exists():
     gguf_float32.write(source, float32)
   if not directory.exists():
+    model = specjax.load(name, weights="float")
     unfinished = cache / "hf.part"
     shutil.rmtree(unfinished, ignore_errors=True)
     hf.save(
@@ -116,35 +123,55 @@ def files(name: str, model: specjax.Model) -> tuple[pathlib.Path, dict[str, path
       dtype=jnp.float32,
     )
     os.replace(unfinished, directory)
-  return directory, {"float32": float32, "own": source}
+  return directory, float32
+
+
+def loaded(name: str, weights: str) -> specjax.Model:
+  """A model with weights as `Config.weights` names them."""
+  kind, _, activations = weights.partition("/")
+  return specjax.load(name, weights=kind, activations=activations or "float")
+
+
+def label(weights: str) -> str:
+  """What plain decoding with these weights is called."""
+  return OURS if weights == "float" else f"{OURS} {weights}"
 
 
 def gather(
   model: specjax.Model, config: Config, positions: int
 ) -> tuple[Contenders, dict[str, str]]:
-  """Who takes part, and why others do not. `positions` is the longest prompt with its answer."""
-  directory, ggufs = files(config.model, model)
-  draft, drafters, left_out = None, config.drafters, {}
+  """Who takes part, and why others do not.
+
+  Args:
+    model: with the first kind of weights.
+    positions: those of the longest prompt with its answer.
+  """
+  drafters, left_out = config.drafters, {}
   if config.draft_model is not None:
-    draft = str(files(config.draft_model, specjax.load(config.draft_model))[0])
     drafters += (f"draft_model[{config.draft_model}]",)
-  found = peers.specjax(model, drafters)
-  for weights in ("bfloat16", "int8"):
-    narrow = specjax.load(config.model, weights=weights)
-    found |= peers.specjax(narrow, drafters, f"{OURS} {weights}")
+  first, *others = config.weights
+  found = peers.specjax(model, drafters, label(first))
+  for weights in others:
+    found |= peers.specjax(loaded(config.model, weights), drafters, label(weights))
+  own, ggufs = resolve(config.model), list[tuple[pathlib.Path, str, bool]]()
+  if own.is_file():
+    ggufs.append((own, f"llama.cpp {gguf_float32.main_type(own)}", False))
+  else:
+    left_out["llama.cpp"] = f"it reads GGUF files, and {config.model} is none"
+  if "float" in config.weights:
+    directory, gguf = in_float32(config.model)
+    draft = str(in_float32(config.draft_model)[0]) if config.draft_model is not None else None
+    if gguf is not None:
+      ggufs.insert(0, (gguf, "llama.cpp", True))
+    try:
+      found |= peers.transformers(directory, model.stop, config.lookup, draft)
+    except ImportError:
+      left_out["transformers"] = "pip install torch transformers"
+  else:
+    left_out["transformers"] = "it decodes in float32, and --weights has no float"
   try:
-    found |= peers.transformers(directory, model.stop, config.lookup, draft)
-  except ImportError:
-    left_out["transformers"] = "pip install torch transformers"
-  try:
-    if ggufs:
-      fixed = (model.stop, config.lookup, positions)
-      found |= peers.llama_cpp(ggufs["float32"], *fixed)
-      found |= peers.llama_cpp(
-        ggufs["own"], *fixed, f"llama.cpp {gguf_float32.main_type(ggufs['own'])}", float32=False
-      )
-    else:
-      left_out["llama.cpp"] = f"it reads GGUF files, and {config.model} is none"
+    for file, name, float32 in ggufs:
+      found |= peers.llama_cpp(file, model.stop, config.lookup, positions, name, float32)
   except ImportError:
     left_out["llama.cpp"] = "pip install llama-cpp-python"
   return found, left_out
@@ -184,16 +211,20 @@ def divergences(
 
   A margin is what a program gives its own token more than the other's.
   """
-  found = []
+  reference, found = next(iter(contenders)), []
   for i, (a, b) in enumerate(zip(mine, ours, strict=True)):
     index = metrics.first_divergence(a.tokens, b.tokens)
     if index is None:
       continue
     here: dict[str, Any] = {"question": i, "index": index}
-    if contenders[name].float32 and index < min(len(a.tokens), len(b.tokens)):
+    if (
+      contenders[name].float32
+      and contenders[reference].float32
+      and index < min(len(a.tokens), len(b.tokens))
+    ):
       theirs, own = a.tokens[index], b.tokens[index]
       text = asked[i].ids + b.tokens[:index]
-      x, y = contenders[OURS].logits(text), contenders[name].logits(text)
+      x, y = contenders[reference].logits(text), contenders[name].logits(text)
       here |= {"ours": own, "theirs": theirs, "margin": float(x[own] - x[theirs]),
                "their_margin": float(y[theirs] - y[own])}  # fmt: skip
     found.append(here)
@@ -224,7 +255,7 @@ def figures(runs: Mapping[str, list[list[Run]]], name: str) -> dict[str, Any]:
     "same_as_own_plain": sum(a.tokens == b.tokens for a, b in zip(first, before, strict=True)),
     "unstable": sum(len({tuple(x[i].tokens) for x in runs[name]}) > 1 for i in range(len(first))),
   }  # fmt: skip
-  for key, other in (("over_own_plain", plain), ("over_ours", OURS)):
+  for key, other in (("over_own_plain", plain), ("over_ours", next(iter(runs)))):
     paired = (timed, seconds, *columns(other)[:2])
     found[key] = float(metrics.speed_up(*(x.sum() for x in paired)))
     found[f"{key}_interval"] = metrics.bootstrap_interval(metrics.speed_up, *paired)
@@ -233,7 +264,7 @@ def figures(runs: Mapping[str, list[list[Run]]], name: str) -> dict[str, Any]:
 
 def rows(summary: Mapping[str, Any]) -> table.Rows:
   """The table, plain decoding first of every program."""
-  found = []
+  ours, found = next(iter(summary["contenders"])), []
   for name, m in summary["contenders"].items():
     margins = [d["margin"] for d in m["divergences"] if "margin" in d]
     low, middle, high = m["ms_per_token_quartiles"]
@@ -246,7 +277,7 @@ def rows(summary: Mapping[str, Any]) -> table.Rows:
         "with the prompt": f"{m['ms_per_token_with_prompt']:.2f}",
         "tokens/pass": f"{m['tau']:.2f}",
         "over its own plain": cells["over_own_plain"] if "," in name else "",
-        "over ours": cells["over_ours"] if name != OURS else "",
+        "over ours": cells["over_ours"] if name != ours else "",
         "same ids as its plain": m["same_as_own_plain"] if "," in name else "",
         "same ids as ours": summary["prompts"] - len(m["divergences"]),
         "largest margin": f"{max(margins):.1e}" if margins else "",
@@ -279,7 +310,9 @@ def main(config: Config) -> None:
   report.check(config, "max_new_tokens", "lookup", "repeats")
   if config.limit is not None:
     checks.whole("limit", config.limit, 1)
-  model = specjax.load(config.model)
+  if not config.weights:
+    checks.refuse("weights", config.weights, "at least one kind of weights")
+  model = loaded(config.model, config.weights[0])
   asked = questions(model, config)
   positions = max(len(q.ids) for q in asked) + config.max_new_tokens
   contenders, left_out = gather(model, config, positions)
@@ -301,13 +334,15 @@ def main(config: Config) -> None:
   runs = measure(contenders, asked, config, directory / "answers.jsonl")
   same = collections.Counter[str]()
   for name, contender in contenders.items():
-    if name == name.partition(",")[0] != OURS and (read := contender.read) is not None:
+    if not name.startswith(OURS) and "," not in name and (read := contender.read) is not None:
       same[name] += sum(q.text is not None and read(q.text) == q.ids for q in asked)
   found = {
     name: figures(runs, name)
     | {
       "float32": contenders[name].float32,
-      "divergences": divergences(contenders, name, asked, runs[name][0], runs[OURS][0]),
+      "divergences": divergences(
+        contenders, name, asked, runs[name][0], next(iter(runs.values()))[0]
+      ),
     }
     for name in runs
   }

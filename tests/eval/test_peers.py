@@ -52,7 +52,12 @@ def config(model, tmp_path):
   records = [{"question_id": 7, "category": c, "turns": turns} for c, turns in ASKED]
   path.write_text("".join(json.dumps(r) + "\n" for r in records))
   return SCRIPT.Config(
-    model.name, prompts=str(path), limit=3, max_new_tokens=10, out=str(tmp_path / "out")
+    model.name,
+    prompts=str(path),
+    limit=3,
+    max_new_tokens=10,
+    weights=("float", "bfloat16", "int8"),
+    out=str(tmp_path / "out"),
   )
 
 
