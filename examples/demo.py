@@ -3,7 +3,9 @@
     python examples/demo.py [PROMPTS]
 
 A chat model of 135M parameters, fetched once, answers a question plainly, by prompt lookup and
-with EAGLE-3 at the same time, then six of Spec-Bench. Where it cannot be fetched, the zoo's small
+with EAGLE-3 at the same time, then six of Spec-Bench. Where qwen2.5-coder-1.5b is in the cache
+already (`specjax chat --model qwen2.5-coder-1.5b` fetches its 1.1 GB), it edits a function in the
+small model's place. Where neither can be had, the zoo's small
 model answers questions plainly, by prompt lookup and with Medusa: those of PROMPTS, a JSONL file or
 tfds:NAME:SPLIT, by default GSM8K's test set from ../shared/data or the TFDS catalogue, or else our
 own. A masked diffusion model answers others with one token per pass and with many.
@@ -18,6 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent import futures
+from typing import NamedTuple
 
 import tyro
 from rich.columns import Columns
@@ -28,13 +31,13 @@ from rich.text import Text
 
 import specjax
 from specjax import checks, command_line
+from specjax.checkpoints import hub
 from specjax.data import spec_bench
 from specjax.eval import bench, parallelbench, prompts, report, table
 from specjax.eval.plots import denoising
 from specjax.names.load import DEFAULT_DENOISER
 
 LOCAL = pathlib.Path(__file__).parents[2] / "shared" / "data" / "gsm8k_test.jsonl"
-CHAT, DRAFTERS = "smollm2-135m", ("prompt_lookup-4", "eagle3-4")
 TEXT_DENOISER, COLOURS = "gsm8k-7m-denoiser", ("cyan", "yellow", "magenta", "green")
 NEW = 64  # tokens at most
 LONGEST = 64  # tokens of a prompt, so that the columns and the table run the same programs
@@ -43,10 +46,40 @@ QUESTION = (
   "Rewrite this in the past tense: The river rises in the hills. It flows past three villages, and "
   "it turns the wheel of an old mill."
 )
+EDIT = """Add type hints to every parameter and result, and change nothing else:
+
+def total(prices, discount=0.0, rounded=False):
+  # The sum of the prices after a discount.
+  result = 0.0
+  for name, price in prices.items():
+    result += price * (1 - discount)
+  if rounded:
+    result = round(result, 2)
+  return result"""
 LISTS = parallelbench.Config(
   methods=("confidence", "threshold", "learned", "threshold-0.95/student"),
   count=2,
   batch=80,
+)
+
+
+class Shown(NamedTuple):
+  """A model: how it is loaded, who drafts for it, what it is asked, and the answer's budget."""
+
+  name: str
+  options: dict[str, str]
+  drafters: tuple[str, ...]
+  question: str
+  budget: int
+
+
+SMALL = Shown("smollm2-135m", {"weights": "float"}, ("prompt_lookup-4", "eagle3-4"), QUESTION, NEW)
+CODER = Shown(
+  "qwen2.5-coder-1.5b",
+  {"weights": "native", "activations": "int8"},
+  ("prompt_lookup-4", "prompt_lookup-8"),
+  EDIT,
+  160,
 )
 
 
@@ -141,18 +174,26 @@ def some_questions(model: specjax.Model, file: pathlib.Path) -> str | None:
 
 
 def chat(console: Console, config: Config) -> bool:
-  """Shows the chat model; False where it cannot be had."""
+  """Shows the coder where its file is there, else the chat model; False where there is neither."""
+  shown = CODER if hub.path(CODER.name).is_file() else SMALL
   try:
-    model = specjax.load(CHAT)
+    model = specjax.load(shown.name, **shown.options)
   except ValueError as error:
     console.print(f"{command_line.sentence(error)}\n", markup=False)
     return False
-  console.print(f"model [bold]{model.name}[/], greedy, float32, batch 1: {QUESTION!r}\n")
-  race(console, model, ("none", *DRAFTERS), QUESTION, NEW)
+  options = ", ".join(f"{value} {key}" for key, value in shown.options.items())
+  console.print(f"model [bold]{model.name}[/], {options}, greedy, batch 1\n")
+  console.print(f"{shown.question}\n", markup=False, highlight=False)
+  race(console, model, ("none", *shown.drafters), shown.question, shown.budget)
   out = f"{config.out}/chat"
   source = some_questions(model, pathlib.Path(out) / "questions.jsonl")
   settings = bench.Config(
-    prompts=source, limit=6, max_new_tokens=NEW, repeats=1, drafters=DRAFTERS, verify_cost=False
+    prompts=source,
+    limit=6,
+    max_new_tokens=NEW,
+    repeats=1,
+    drafters=shown.drafters,
+    verify_cost=False,
   )
   summary = bench.run(model, settings, out)
   console.print(table.terminal(bench.rows(summary), report.caption(summary), columns=5))

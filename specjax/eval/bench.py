@@ -73,7 +73,7 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config | Tune
   rounds = sum(max(passes[batch]) for batch in batches)
   # A model drafts in one pass per level and one more that caches the last. A head counts as one
   # pass, which is too few where it reads the same weights at every depth (EAGLE, ReDrafter).
-  offered = [r.rounds.offered for r in results]
+  accepted, offered = ([getattr(r.rounds, k) for r in results] for k in ("accepted", "offered"))
   deep = np.sum(offered, 0)
   length = float(deep @ np.arange(len(deep)) / max(deep.sum(), 1))
   draft_passes = length + 1 if drafter.name in MODELS else 1.0
@@ -84,8 +84,8 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config | Tune
   return {
     "drafter": drafter.name, "nodes": drafter.nodes, "depth": drafter.depth,
     "verifier": verifier.name, "exactness": verifier.exactness, "lossy": run.lossy, **block,
-    "acceptance_by_depth": metrics.acceptance_by_depth(
-      [r.rounds.accepted for r in results], offered),
+    "acceptance_by_depth": metrics.acceptance_by_depth(accepted, offered),
+    "tried_by_depth": metrics.tried_by_depth(accepted, offered),
     "speed_up": float(metrics.speed_up(*(x.sum() for x in paired))),
     "speed_up_interval": metrics.bootstrap_interval(metrics.speed_up, *paired),
     "speed_up_repeats": (rates / plain_rates).tolist(),

@@ -28,22 +28,31 @@ def tau(results: Sequence) -> dict[str, Any]:
   return {"tau": block_efficiency(sum(emitted), sum(passes)), "tau_interval": interval}
 
 
-def acceptance_by_depth(accepted: ArrayLike, offered: ArrayLike) -> list[float | None]:
-  """alpha_d = P(depth d accepted | depth d - 1 accepted) for d = 1..D; None where never tried.
+def _at_least(rounds: ArrayLike) -> np.ndarray:
+  """i[A]: the rounds of depth d or deeper, from counts i[A] or i[n, A] of those of depth d."""
+  return np.cumsum(np.asarray(rounds).reshape(-1, np.shape(rounds)[-1]).sum(0)[::-1])[::-1]
 
-  Depth d is tried in rounds that accepted d - 1 tokens of a draft at least d deep. Of these rounds
-  the histograms give an upper bound, which is exact where every draft is empty or of full depth.
+
+def tried_by_depth(accepted: ArrayLike, offered: ArrayLike) -> list[int]:
+  """The rounds that tried depth d = 1..D: they accepted d - 1 tokens of a draft at least d deep.
+
+  The histograms give an upper bound, which is exact where every draft is empty or of full depth.
 
   Args:
     accepted: i[A] or i[n, A]; entry d counts the rounds that accepted d draft tokens.
     offered: the same shape; entry d counts the rounds whose draft was d deep.
   """
-  reached, deep = (
-    np.cumsum(np.asarray(x).reshape(-1, np.shape(x)[-1]).sum(0)[::-1])[::-1]
-    for x in (accepted, offered)
-  )
-  tried = np.minimum(reached[:-1], deep[1:])
-  return [float(a / t) if t else None for a, t in zip(reached[1:], tried, strict=True)]
+  return np.minimum(_at_least(accepted)[:-1], _at_least(offered)[1:]).tolist()
+
+
+def acceptance_by_depth(accepted: ArrayLike, offered: ArrayLike) -> list[float | None]:
+  """alpha_d = P(depth d accepted | depth d tried) for d = 1..D; None where it was never tried.
+
+  Args: see `tried_by_depth`.
+  """
+  tried = tried_by_depth(accepted, offered)
+  reached = _at_least(accepted)[1:]
+  return [float(a / t) if t else None for a, t in zip(reached, tried, strict=True)]
 
 
 def mbsu(tau, cost: float, passes: float):

@@ -15,6 +15,7 @@ def test_block_efficiency_is_a_ratio_of_totals():
 def test_acceptance_of_a_chain_that_is_always_full():
   # Five rounds of depth 2 accept 0, 0, 1, 2, 2: depth 1 in 3 of 5, then depth 2 in 2 of 3.
   assert metrics.acceptance_by_depth([2, 1, 2], [0, 0, 5]) == pytest.approx([3 / 5, 2 / 3])
+  assert metrics.tried_by_depth([2, 1, 2], [0, 0, 5]) == [5, 3]
 
 
 def test_acceptance_leaves_out_rounds_without_a_draft():

@@ -17,6 +17,7 @@ def method(speed_up, interval, tau, depths, nodes, lossy=False):
   return {
     "speed_up": speed_up, "speed_up_interval": interval, "tau": tau, "lossy": lossy,
     "acceptance_by_depth": depths, "nodes": nodes,
+    "tried_by_depth": [400 // 3**d for d in range(len(depths))],
   }  # fmt: skip
 
 
@@ -102,8 +103,11 @@ def test_bars_are_as_long_as_the_speed_up():
 
 def test_acceptance_has_a_line_per_method_without_the_depths_never_tried():
   figure = trees.acceptance(SUMMARY)
-  lines = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[0].lines}
+  drawn = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[0].lines}
+  lines = {label: points for label, points in drawn.items() if not label.startswith("_")}
   assert lines["prompt_lookup"] == [[1, 0.6], [3, 0.5]]
+  hollow = [points for label, points in drawn.items() if label not in lines]
+  assert hollow == [[[3, 0.5]], [[3, 0.7]], [[3, 0.7]], [[4, 0.6]]]  # 44, 44, 44 and 14 tries
   assert list(lines) == ["prompt_lookup", "medusa-16", "eagle/tree[tree.json]", "eagle-8 LOSSY"]
   assert set(lines) <= legible(figure)
 

@@ -10,6 +10,8 @@ from specjax.eval.plots import style
 from specjax.eval.plots.speed import name
 from specjax.eval.plots.style import COLOURS, INK, PLAIN
 
+FEW = 100  # tries; a point that rests on fewer is hollow
+
 
 def acceptance(summary: Mapping[str, Any]) -> Figure:
   """alpha_d by depth, a line per method."""
@@ -17,24 +19,27 @@ def acceptance(summary: Mapping[str, Any]) -> Figure:
   figure, (axes,) = style.panels(8, 3.8, ruled=True)
   deepest = 1
   for label, m in summary["methods"].items():
-    points = [(d, a) for d, a in enumerate(m["acceptance_by_depth"], 1) if a is not None]
+    by_depth = zip(m["acceptance_by_depth"], m["tried_by_depth"], strict=True)
+    points = [(d, a, tried) for d, (a, tried) in enumerate(by_depth, 1) if a is not None]
     if points:
       colour, marker = styles[label]
+      line: dict[str, Any] = {"color": colour, "markersize": 7, "clip_on": False}
       axes.plot(
-        *zip(*points, strict=True),
+        *list(zip(*points, strict=True))[:2],
         marker + "-",
-        color=colour,
         label=name(label, m),
         linewidth=2,
-        markersize=7,
         markeredgecolor="white",
-        clip_on=False,
+        **line,
       )
+      for depth, rate, tried in points:
+        if tried < FEW:
+          axes.plot(depth, rate, marker, markerfacecolor="white", **line)
       deepest = max(deepest, points[-1][0])
   style.legend(axes)
   style.title(
     axes,
-    "Chance that a depth is accepted once the one before is",
+    f"Chance that a depth is accepted once the one before is (hollow: fewer than {FEW} tries)",
     ylim=(0, 1),
     xlim=(0.8, deepest + 0.2),
     xticks=range(1, deepest + 1),
