@@ -17,6 +17,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache"))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # or libtpu, where it is installed, looks for chips
 os.environ["XDG_CACHE_HOME"] = str(ROOT / ".jax_cache")  # a user's block sizes change bits
 
+import drawn_files  # noqa: E402
 import jax  # noqa: E402  the cache directory is read on import
 import pytest  # noqa: E402
 
@@ -53,6 +54,8 @@ def pytest_configure(config):
     "full(but=()): the test needs --full, except for cells whose id matches a pattern in `but`",
   )
   config.addinivalue_line("markers", "slow: the test takes seconds and needs --slow or --full")
+  if not hasattr(config, "workerinput"):
+    drawn_files.write_all()
   if not config.option.full:  # compiling is four fifths of the time, and a third of that will do
     flags = [os.environ.get("XLA_FLAGS", ""), *FAST_COMPILE]
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()

@@ -54,10 +54,13 @@ class LoadedHead(NamedTuple):
   tree: Dynamic | None = None
 
 
-def abstract(head: Head, model: Config, draft_vocab: int | None) -> Params:
-  """Shapes and dtypes of a head's params."""
-  key = jax.eval_shape(lambda: new_key(0))
-  target_params = jax.eval_shape(functools.partial(families.family_of(model).init, model), key)
+def abstract(
+  head: Head, model: Config, draft_vocab: int | None, target_params: Params | None = None
+) -> Params:
+  """Shapes and dtypes of a head's params; the target is traced where its own are not given."""
+  key = jax.eval_shape(new_key, 0)
+  if target_params is None:
+    target_params = jax.eval_shape(functools.partial(families.family_of(model).init, model), key)
   vocabulary = draft_vocab and jax.ShapeDtypeStruct((draft_vocab,), jnp.int32)
   return jax.eval_shape(head.init, key, target_params, vocabulary or None)
 
@@ -83,9 +86,13 @@ _SCHEMA = {"draft_vocab": int, "choices": choices, "hit_rates": _hit_rates}
 
 
 def load(
-  directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.float32, called: str = ""
+  directory: str | pathlib.Path,
+  model: Config,
+  dtype: DTypeLike = jnp.float32,
+  called: str = "",
+  target_params: Params | None = None,
 ) -> LoadedHead:
-  """A head for the target `model`.
+  """A head for the target `model`, whose params save tracing it for their shapes.
 
   The user calls the head `called`: FILE.py:FUNCTION is run in place of the file that config.json
   names, which somebody else may have written and which is never run. It raises ValueError for a
@@ -117,7 +124,7 @@ def load(
   if draft_vocab is not None:
     checks.whole(f"{file}: draft_vocab", draft_vocab, 1, model.vocab_size)
   head = built(build, families.target(model), config)
-  leaves = flatten_dict(abstract(head, model, draft_vocab), sep="/")
+  leaves = flatten_dict(abstract(head, model, draft_vocab, target_params), sep="/")
   tensors = eight_bits.widen(read_tensors(path), path)
   check(tensors, {k: v.shape for k, v in leaves.items()}, path)
   for key, leaf in leaves.items():

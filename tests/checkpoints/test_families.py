@@ -9,7 +9,6 @@ import itertools
 import json
 import pathlib
 import shutil
-import sys
 import tempfile
 
 import families_page
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from make_family_fixtures import IDS, MODELS, OUT, VOCAB, drawn
 from safetensors.numpy import load_file, save_file
 from test_hf import logits_of, torch_logits, transformers  # noqa: F401
 
@@ -31,10 +31,6 @@ from specjax.models.trimmed import trim, trimmed
 from specjax.names.load import Model
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "families.md"
-FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
-sys.path.insert(0, str(FIXTURES))
-from make_family_fixtures import IDS, MODELS, OUT, VOCAB, drawn  # noqa: E402
-
 ATOL = 2e-5
 
 

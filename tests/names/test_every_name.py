@@ -368,8 +368,18 @@ def names_of(decoder) -> tuple[str, ...]:
   return decoder.name, decoder.model.label, *of_rule
 
 
+# Whose programs are traced in seconds.
+LARGE = {"aded", "del", "dyspec", "ensemble", "layerskip", "swift"}
+
+
 @pytest.mark.full(but=TRACED)
-@pytest.mark.parametrize(("kind", "name"), PARTS)
+@pytest.mark.parametrize(
+  ("kind", "name"),
+  [
+    pytest.param(*part.values, id=part.id, marks=pytest.mark.slow if LARGE & {*part.values} else ())
+    for part in PARTS
+  ],
+)
 def test_every_parameter_counts(home, kind, name):
   brackets = spec.BRACKETS.get(name)
   text = TEXTS.get(name, TEXTS.get(brackets, "")).format(name=name)

@@ -160,6 +160,20 @@ METHODS = {
   "draft model 2, token, 2 rounds": (SAMPLED[2], TOKEN, 2),
 }
 
+SLOW = (
+  "speculative jacobi, token, 2 rounds",
+  "2,1 distinct, target_only",
+  "2,1, traversal",
+  "2 distinct, recursive, 2 rounds",
+  "draft model 1, greedy",
+  "draft model 1, token, 2 rounds",
+  "draft model 2, judge that finds nothing right",
+  "draft model 2, traversal",
+  "kept 1, greedy",
+  "kept 2, block",
+  "kept 2, target_only",
+)
+
 SETTINGS = [
   {"temperature": 0.0},
   {"temperature": 0.0, "top_p": 0.8},
@@ -230,7 +244,9 @@ def distance(case: Case, method: speculate.Method, params, rounds: int = 1) -> f
     "kept 2, target_only",
   ]
 )
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+  "name", [pytest.param(x, marks=pytest.mark.slow if x in SLOW else ()) for x in METHODS]
+)
 def test_the_emitted_distribution_is_the_targets(name, pytestconfig):
   drafter, verifier, rounds = METHODS[name]
   method = pair(table_model(V), drafter, verifier)

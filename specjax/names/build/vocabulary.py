@@ -44,7 +44,7 @@ def trim_head(model: Model, loaded: LoadedHead, part: Part) -> tuple[str, Loaded
   label, ids = chosen(model, part, own)
   place = ids if own is None else np.searchsorted(own, ids)
   before, after = (
-    abstract(loaded.head, model.config, size)["params"]
+    abstract(loaded.head, model.config, size, model.params)["params"]
     for size in (None if own is None else len(own), len(ids))
   )
 
