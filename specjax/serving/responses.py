@@ -39,7 +39,8 @@ def read(engine: Engine, name: str, body: bytes) -> Asked:
 
 
 _RENAMED = (
-  ("`messages`", "`input`"), ("messages[", "input["), ("max_completion_tokens", "max_output_tokens"),
+  ("`messages`", "`input`"), ("messages[", "input["),
+  ("max_completion_tokens", "max_output_tokens"),
 )  # fmt: skip
 
 
