@@ -11,7 +11,6 @@ Letters: B batch, S cache length, T padded length of a prompt.
 import atexit
 import collections
 import contextlib
-import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -30,13 +29,13 @@ from specjax.drafters.combine.by_load import Priced
 from specjax.names.load import Prompt
 from specjax.processors import Penalties
 from specjax.sampling import SamplingParams, changed
+from specjax.serving.fitting import Fitting, powers
 from specjax.serving.pieces import Pieces, Reading
 from specjax.serving.rows import DecodeRows, padded_lengths
 from specjax.serving.ticket import Reason, Ticket
 
 LOG = logging.getLogger(__name__)
 BYTES = 2**50  # more than any machine has
-PATIENCE = 8  # looks at what is new before rows are given up
 
 
 class Busy(RuntimeError):
@@ -106,14 +105,13 @@ class Engine:
     B, by_load = decoder.batch, isinstance(decoder.weights.drafter, Priced)
     self._mesh = jax.sharding.get_mesh()  # the thread would have none
     if fewer is None:  # a mesh shares out the rows of whole batches
-      below = itertools.takewhile(B.__gt__, (1 << i for i in itertools.count()))
-      fewer = [*below] if by_load and self._mesh.empty else []
+      fewer = powers(B) if by_load and self._mesh.empty else []
     self.sizes = sorted({checks.whole(f"fewer[{i}]", n, 1, B) for i, n in enumerate(fewer)} | {B})
     if by_load:
       own = prices(decoder, self.sizes, self.lengths[0], self.capacity)
       decoder.weights = decoder.weights._replace(drafter=own)
     self.watchers = []
-    self._calm = 0  # looks in a row at which fewer rows would have been enough
+    self._fitting = Fitting(self.sizes)
     self._waiting = collections.deque[Ticket]()
     self._held: dict[int, Ticket] = {}  # by row; the thread changes it, under the lock
     # The rows of these whose prompts are not read yet, in order, and what is read of the first.
@@ -264,7 +262,7 @@ class Engine:
     try:
       with self._on_mesh():
         rows = DecodeRows(self.decoder, self.capacity, self.lengths[0], self.sizes[0])
-        self._compile(rows)
+        self._fitting.compile(rows, self.lengths[0])
         while self._admit(rows):
           try:
             self._read(rows)
@@ -317,33 +315,11 @@ class Engine:
     return True
 
   def _fit(self, rows: DecodeRows) -> None:
-    """Has as many rows as requests need: more at once, fewer after a while."""
-    wanted = min(len(self._held) + len(self._waiting), self.sizes[-1])
-    fitting = next(size for size in self.sizes if size >= wanted)
-    self._calm = self._calm + 1 if fitting < rows.count else 0
-    if fitting <= rows.count and self._calm < PATIENCE:
-      return
-    self._calm, order = 0, sorted(self._held)
-    place = {b: i for i, b in enumerate(order)}
-    index = order
-    for size in self._between(rows.count, fitting):
-      rows.take([*index, *[-1] * (size - len(index))])
-      index = list(range(len(order)))
-    self._held = {place[b]: ticket for b, ticket in self._held.items()}
-    self._unread = collections.deque(place[b] for b in self._unread)
-
-  def _between(self, size: int, other: int) -> list[int]:
-    """The sizes from the one after `size` to `other`: so few programs change the number of rows."""
-    i, j = self.sizes.index(size), self.sizes.index(other)
-    return self.sizes[i + 1 : j + 1] if i < j else self.sizes[j:i][::-1]
-
-  def _compile(self, rows: DecodeRows) -> None:
-    """Runs once all that other numbers of rows need, before the first request."""
-    one = self.decoder.request(np.zeros(1, int), np.full(1, 2))
-    for size in [*self.sizes[1:], *self.sizes[:-1][::-1]]:
-      rows.admit(0, [0], self.lengths[0], one)
-      rows.advance(1)
-      rows.take([-1] * size)
+    """Has as many rows as requests need."""
+    requests = len(self._held) + len(self._waiting)
+    if (place := self._fitting.fit(rows, self._held, requests)) is not None:
+      self._held = {place[b]: ticket for b, ticket in self._held.items()}
+      self._unread = collections.deque(place[b] for b in self._unread)
 
   def _request(self, ticket: Ticket) -> speculate.DecodeRequest:
     return self.decoder.request(

@@ -38,6 +38,7 @@ def engine(timed):
     yield engine
 
 
+@pytest.mark.slow
 def test_no_token_depends_on_the_load(engine):
   """One, then several, then all rows are busy; rows are added and given up meanwhile."""
   expected = [alone(*request).tokens for request in ASKED]
@@ -68,6 +69,7 @@ def test_nothing_is_compiled_for_other_loads(engine, timed):
   assert len(seen) > 1  # of several lengths
 
 
+@pytest.mark.slow
 def test_rows_follow_the_requests(timed, monkeypatch):
   counts, advance = [], DecodeRows.advance
 
@@ -98,12 +100,14 @@ def test_rows_follow_the_requests(timed, monkeypatch):
 
 
 def test_prices_are_kept(timed, tmp_path):
-  for batch, measured in ((4, 1), (4, 1), (2, 2)):
-    decoder = Decoder(MODEL, "auto-4[prompt_lookup]", "target_only", batch=batch)
-    Engine(decoder).close()
+  decoder = Decoder(MODEL, "auto-4[prompt_lookup]", "target_only", batch=4)
+  for batches, measured in (([1, 2, 4], 1), ([1, 2, 4], 1), ([1, 2], 2)):
+    found = prices.prices(decoder, batches, 32, 64)
     assert len(timed) == measured == len(list((tmp_path / "specjax" / "prices").iterdir()))
-    table = np.asarray(decoder.weights.drafter.prices)
+    table = np.asarray(found.prices)
     np.testing.assert_allclose(table[:2], [[1.0, 1.1, 1.3], [1.0, 1.4, 2.5]])
+    last = [1.0, 2.5, 6.0] if len(batches) > 2 else [1.0, 1.4, 2.5]
+    np.testing.assert_allclose(table[2:], np.tile(last, (15, 1)))
 
 
 def test_prices_are_of_rounds_that_write_nothing():
