@@ -42,32 +42,14 @@ def evaluate(
     widths: the other widths that are compiled, below N, in order (static).
     mask: bool[B, N, N], see `base.Evaluate`.
   """
-  if not widths:
-    return target.evaluate(
-      params, cache, draft.tokens, draft.depth, mask, hidden_layers=hidden_layers
-    )
-  used = draft.valid.sum(1, dtype=jnp.int32).max()
-  number = (used > jnp.asarray(widths, jnp.int32)).sum(dtype=jnp.int32)
-  return one_of(target, params, widths, number, cache, draft, mask, hidden_layers)
-
-
-def one_of(
-  target: Target,
-  params: Params,
-  widths: tuple[int, ...],
-  number: Array,
-  cache: Any,
-  draft: Draft,
-  mask: Array,
-  hidden_layers: tuple[int, ...] = (),
-) -> Evaluation:
-  """`evaluate` over the first widths[number] nodes, over all N where `number` i32[] is behind."""
 
   def run(width: int) -> Evaluation:
     part = (draft.tokens[:, :width], draft.depth[:, :width], mask[:, :width, :width])
     return target.evaluate(params, cache, *part, hidden_layers=hidden_layers)
 
   N = draft.tokens.shape[1]
+  if not widths:
+    return run(N)
   whole = jax.eval_shape(functools.partial(run, N))
 
   def padded(width: int) -> Evaluation:
@@ -76,5 +58,7 @@ def one_of(
 
     return jax.tree.map(pad, run(width), whole)
 
+  used = draft.valid.sum(1, dtype=jnp.int32).max()
+  number = (used > jnp.asarray(widths, jnp.int32)).sum(dtype=jnp.int32)
   passes = [functools.partial(padded, width) for width in widths]
   return lax.switch(number, [*passes, functools.partial(run, N)])

@@ -37,6 +37,7 @@ class Config:
 
   Attributes:
     model, drafter, batch, prefixes: the server's.
+    max_length: the most tokens of a prompt and its answer.
     queue: how many requests may wait there; fewer than the clients, so that some are refused.
     clients: how many send at a time.
     seconds: for how long.
@@ -48,6 +49,7 @@ class Config:
   drafter: str = "prompt_lookup-4"
   batch: int = 4
   prefixes: float = 8.0
+  max_length: int = 256
   queue: int = 6
   clients: int = 16
   seconds: float = 180.0
@@ -194,7 +196,7 @@ def main(config: Config) -> None:
   command = [
     sys.executable, "-m", "specjax.cli", "serve", "--port", "0", "--model", config.model,
     "--drafter", config.drafter, "--batch", str(config.batch), "--queue", str(config.queue),
-    "--prefixes", str(config.prefixes), "--max-length", "512",
+    "--prefixes", str(config.prefixes), "--max-length", str(config.max_length),
   ]  # fmt: skip
   with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
     try:

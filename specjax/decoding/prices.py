@@ -1,7 +1,7 @@
 """What a round costs with drafts of each size, for a drafter that chooses among them by load.
 
-The rounds are those of the loop that decodes, with one size at a time at no price, so that nothing
-is compiled for the measurement. They write nothing: every row has reached its limit.
+The rounds are those of the loop that decodes, so that nothing is compiled for the measurement. They
+write nothing: every row has reached its limit.
 
 Letters: B batch, C sizes, S capacity, T padded length of a prompt.
 """
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
   from specjax.decoding.decoder import Decoder
 
 TIMES = 5  # of which the median counts
-FREE, DEAR = 1e-9, 1e9  # prices of the size that is timed, and of the others
 
 
 def measure(decoder: "Decoder", batches: Sequence[int], T: int, capacity: int) -> np.ndarray:
@@ -34,26 +33,23 @@ def measure(decoder: "Decoder", batches: Sequence[int], T: int, capacity: int) -
     decoder: its drafter is `by_load`.
     capacity: S of the caches.
   """
-  weights = decoder.weights
-  C = weights.drafter.prices.shape[1]
-  found = np.zeros((len(batches), C))
+  methods = decoder.methods
+  found = np.zeros((len(batches), len(methods)))
   for i, B in enumerate(batches):
     request = decoder.request(np.zeros(B, int), np.full(B, T))
     tokens, length = jnp.zeros((B, T), jnp.int32), jnp.full(B, T, jnp.int32)
-    state = speculate.compiled_start(decoder.method, weights, tokens, length, request, capacity)
-    for size in range(C):
-      forced = jnp.full((ROWS, C), DEAR).at[:, size].set(FREE)
-      own = weights._replace(drafter=weights.drafter._replace(prices=forced))
-      seconds = []
-      for _ in range(1 + TIMES):  # the first may compile
+    state = speculate.compiled_start(
+      decoder.method, decoder.weights, tokens, length, request, capacity
+    )
+    seconds: list[list[float]] = [[] for _ in methods]
+    for _ in range(1 + TIMES):  # in turns; the first may compile
+      for method, own in zip(methods, seconds, strict=True):
+        state = state._replace(done=jnp.zeros(B, bool))
         begin = time.perf_counter()
-        state = state._replace(
-          done=jnp.zeros(B, bool), drafter=state.drafter._replace(live=jnp.ones(B, bool))
-        )
-        state = speculate.compiled_advance(decoder.method, own, request, state, jnp.int32(1))
+        state = speculate.compiled_advance(method, decoder.weights, request, state, jnp.int32(1))
         jax.block_until_ready(state)
-        seconds.append(time.perf_counter() - begin)
-      found[i, size] = np.median(seconds[1:])
+        own.append(time.perf_counter() - begin)
+    found[i] = [np.median(own[1:]) for own in seconds]
   return found
 
 

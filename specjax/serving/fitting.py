@@ -53,5 +53,5 @@ class Fitting:
     one = rows.decoder.request(np.zeros(1, int), np.full(1, 2))
     for size in [*self.sizes[1:], *self.sizes[:-1][::-1]]:
       rows.admit(0, [0], T, one)
-      rows.advance(1)
+      rows.compile()
       rows.take([-1] * size)

@@ -127,6 +127,14 @@ class DecodeRows:
     order = jnp.asarray(index, jnp.int32)
     self._state, self._request = _taken(self._state, self._request, order)
 
+  def compile(self) -> None:
+    """Runs once each method whose rounds there may be, without a row that is busy."""
+    self.take([-1] * self.count)
+    for method in self.decoder.methods:
+      self._state = speculate.compiled_advance(
+        method, self.decoder.weights, self._request, self._state, jnp.int32(1)
+      )
+
   def grow(self, capacity: int, T: int) -> None:
     """Makes room for longer requests beside those that are held; caches must be dense."""
     self.capacity, self._kept = capacity, None

@@ -1,12 +1,11 @@
 """How much is drafted follows from what a round costs and how much of a draft is accepted.
 
 With 32 busy rows a guess costs what it costs, with one it is nearly free. This drafter has drafts
-of several sizes, nothing among them, and in each round takes the one with the most expected tokens
-a second over the rows of the batch.
+of several sizes, nothing among them, and every few rounds takes the one with the most expected
+tokens a second over the rows of the batch.
 
-What it looks at is known before the round's draft is verified: what was accepted in rounds before,
-and which guesses there are. Under a rule that says the same whatever is drafted, `greedy` or
-`target_only`, it changes no token.
+What it looks at is what was accepted in rounds before. Under a rule that says the same whatever is
+drafted, `greedy` or `target_only`, it changes no token.
 
 Letters: B batch, N nodes, C sizes, nothing included.
 """
@@ -17,20 +16,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
-from specjax import bucketing
-from specjax.base import (
-  Context,
-  Draft,
-  Drafter,
-  Evaluation,
-  Features,
-  Params,
-  Target,
-  Verdict,
-)
-from specjax.drafters.combine.fallback import widened
+from specjax.base import Context, Draft, Drafter, Evaluation, Features, Params, Verdict
 from specjax.drafters.stateless import none
 from specjax.sampling import NoiseSource, Settings
 
@@ -58,16 +46,15 @@ class Seen(NamedTuple):
 
   Attributes:
     own: the drafter's state.
-    tries, hits: f32[B, N], rounds in which a node was offered, and accepted, older ones less.
+    tries, hits: f32[B, N], rounds whose draft could have a node, and in which it was accepted;
+      older ones count less.
     live: bool[B], rows that wrote something in the last round, or are new.
-    size: i32[B], the round's choice, the same in all rows.
   """
 
   own: Any
   tries: Array
   hits: Array
   live: Array
-  size: Array
 
 
 def kind(B: int) -> int:
@@ -76,7 +63,7 @@ def kind(B: int) -> int:
 
 
 def chances(tries: Array, hits: Array) -> Array:
-  """f32[B, N], that a node which is offered is accepted, together with those above it.
+  """f32[B, N], that a node is accepted, together with those above it.
 
   A row's own rounds count most; where it has few, those of all rows, and then a prior.
   """
@@ -100,8 +87,8 @@ def best(widths: Sequence[int], prices: Array, gains: Array) -> Array:
 
 
 @functools.cache
-def by_load(target: Target, *drafters: Drafter) -> Drafter:
-  """In each round the draft, of several sizes or none, that promises most tokens a second.
+def by_load(*drafters: Drafter) -> Drafter:
+  """For a few rounds the draft, of several sizes or none, that promises most tokens a second.
 
   The chance of each node is estimated for each row from what was accepted before, as DSpark's
   scheduler does with the confidences of its head (arXiv 2607.05147); that they come from rounds,
@@ -137,10 +124,10 @@ def by_load(target: Target, *drafters: Drafter) -> Drafter:
           f"drafter={source.name!r} cannot draft by load: what it keeps depends on its size."
         )
     B = len(context.length)
-    nothing = jnp.zeros((B, N))
-    return Seen(own, nothing, nothing, jnp.ones(B, bool), jnp.zeros(B, jnp.int32))
+    return Seen(own, jnp.zeros((B, N)), jnp.zeros((B, N)), jnp.ones(B, bool))
 
   def propose(
+    source: Drafter,
     params: Params,
     target_params: Params,
     state: Any,
@@ -148,35 +135,23 @@ def by_load(target: Target, *drafters: Drafter) -> Drafter:
     settings: Settings,
     noise: NoiseSource,
   ) -> tuple[Draft, Any]:
-    live = state.live.astype(jnp.float32)[:, None]
-    gains = chances(state.tries, state.hits).at[:, 0].set(1.0) * live
-    prices = params.prices[kind(len(live))]
+    own = state.own
+    draft, after = source.propose(params.own, target_params, own, context, settings, noise)
+    if not all(a is b for a, b in zip(*map(jax.tree.leaves, (own, after)), strict=True)):
+      raise ValueError(
+        f"drafter={source.name!r} cannot draft by load: it writes its state while it drafts."
+      )
+    return draft, state
 
-    def drafted(source: Drafter) -> Draft:
-      draft, after = source.propose(params.own, target_params, state.own, context, settings, noise)
-      if not all(a is b for a, b in zip(*map(jax.tree.leaves, (state.own, after)), strict=True)):
-        raise ValueError(
-          f"drafter={source.name!r} cannot draft by load: it writes its state while it drafts."
-        )
-      return widened(draft, N)
-
-    def nothing() -> Draft:
-      return widened(none().propose((), (), (), context, settings, noise)[0], N)
-
-    size = best(widths, prices, gains.sum(0))
-    draft = lax.switch(size, [nothing, *(functools.partial(drafted, x) for x in drafters)])
-    if whole.varies:  # there may be fewer guesses
-      size = best(widths, prices, jnp.where(draft.valid, gains, 0).sum(0))
-    kept = jnp.arange(N)[None] < jnp.asarray(widths, jnp.int32)[size]
-    alike = jnp.broadcast_to(size, state.size.shape)
-    return draft._replace(valid=draft.valid & kept), state._replace(size=alike)
-
-  def evaluate(
-    params: Params, target_params: Params, state: Any, cache: Any, draft: Draft, mask: Array
-  ) -> Evaluation:
-    return bucketing.one_of(
-      target, target_params, widths[:-1], state.size[0], cache, draft, mask, whole.hidden_layers
-    )
+  def nothing(
+    params: Params,
+    target_params: Params,
+    state: Any,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
+    return none().propose((), (), (), context, settings, noise)[0], state
 
   def update(
     params: Params,
@@ -188,15 +163,15 @@ def by_load(target: Target, *drafters: Drafter) -> Drafter:
     rows: Array,
   ) -> Any:
     own = whole.update(params.own, target_params, state.own, draft, evaluation, verdict, rows)
-    live = rows > 0
+    live, node = rows > 0, jnp.arange(N)[None]
     walked = jnp.arange(verdict.path.shape[1])[None] <= verdict.count[:, None]
-    hit = ((verdict.path[..., None] == jnp.arange(N)[None, None]) & walked[..., None]).any(1)
+    hit = ((verdict.path[..., None] == node[None]) & walked[..., None]).any(1)
 
     def count(sums: Array, now: Array) -> Array:
       return jnp.where(live[:, None], MEMORY * sums + now.astype(jnp.float32), sums)
 
-    tries, hits = count(state.tries, draft.valid), count(state.hits, hit & draft.valid)
-    return state._replace(own=own, tries=tries, hits=hits, live=live)
+    tries = count(state.tries, node < draft.tokens.shape[1])
+    return Seen(own, tries, count(state.hits, hit), live)
 
   def read(
     params: Params,
@@ -215,20 +190,26 @@ def by_load(target: Target, *drafters: Drafter) -> Drafter:
     assert whole.keep is not None
     return params._replace(own=whole.keep(params.own, state.own, context))
 
-  return Drafter(
-    f"auto[{whole.name}]",
-    "deterministic",
-    N,
-    whole.depth,
-    init,
-    propose,
-    update,
-    evaluate,
-    whole.hidden_layers,
-    read,
-    whole.keep and keep,
-    by_pieces=whole.by_pieces,
+  def choose(params: Params, state: Any) -> Array:
+    gains = chances(state.tries, state.hits).at[:, 0].set(1.0)
+    live = state.live.astype(jnp.float32)[:, None]
+    return best(widths, params.prices[kind(len(live))], (gains * live).sum(0))
+
+  largest = whole._replace(
+    name=f"auto[{whole.name}]",
+    init=init,
+    propose=functools.partial(propose, whole),
+    update=update,
+    read=read,
+    keep=whole.keep and keep,
+    expects=None,
   )
+  smaller = (
+    largest._replace(nodes=source.nodes, propose=functools.partial(propose, source))
+    for source in drafters[:-1]
+  )
+  empty = largest._replace(nodes=1, propose=nothing, varies=False)
+  return largest._replace(sizes=(empty, *smaller, largest), choose=choose)
 
 
 def unpriced(own: Params, sizes: int) -> Priced:

@@ -16,7 +16,7 @@ from specjax.sampling import NoiseSource, Settings
 from specjax.trees.structure import rows_where
 
 
-def widened(draft: Draft, nodes: int) -> Draft:
+def _widened(draft: Draft, nodes: int) -> Draft:
   """The draft with padding up to N nodes."""
 
   def pad(x: Array) -> Array:
@@ -86,7 +86,7 @@ def fallback(*drafters: Drafter) -> Drafter:
       if drawing is not None:
         size = drawing.log_probs.shape[-1]
         draft = draft._replace(log_probs=own_log_probs(draft, source.proposal, size))
-      return widened(draft, nodes), speaks, sure
+      return _widened(draft, nodes), speaks, sure
 
     chosen, _, settled = whole(0)
     for i in range(1, len(drafters)):

@@ -249,7 +249,7 @@ def _auto(model: Model, part: Part, tree: Any, draft_length: Any, joined: bool) 
   nodes = arguments.get("nodes", DEFAULT_NODES)
   sizes = [*itertools.takewhile(nodes.__gt__, (2 << i for i in itertools.count())), nodes]
   built = [_single(model, inner._replace(numbers=(size,))) for size in sizes]
-  drafter = by_load(model.target, *(drafter for _, drafter, _ in built))
+  drafter = by_load(*(drafter for _, drafter, _ in built))
   name = spec.show([Part("auto", (nodes,), spec.show([inner]))])
   return name, drafter, unpriced(built[-1][2], len(sizes))
 
