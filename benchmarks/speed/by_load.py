@@ -124,8 +124,8 @@ def main(config: Config) -> None:
     }
     for c in cells
   ]
-  found = {"cells": cells, "prices": prices[: len(fewer) + 1].tolist()}
-  report.publish(config, found, table.markdown(shown))
+  figures = {"cells": cells, "prices": prices[: len(fewer) + 1].tolist()}
+  report.publish(config, figures, table.markdown(shown))
 
 
 if __name__ == "__main__":
