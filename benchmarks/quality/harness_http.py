@@ -29,9 +29,9 @@ TASKS = {
   "texts": """
 task: texts
 output_type: generate_until
-doc_to_text: "{{question}}"
+doc_to_text: "Question: {{question}}\\nAnswer:"
 doc_to_target: "{{answer}}"
-generation_kwargs: {until: ["\\n"], max_gen_toks: 48, do_sample: false}
+generation_kwargs: {until: ["Question:"], max_gen_toks: 48, do_sample: false}
 metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
 """,
   "choices": """
@@ -129,11 +129,12 @@ def main(config: Config) -> None:
       finally:
         server.should_exit = True
         thread.join()
-  rows, differ = [], {}
+  rows, differ, tokens = [], {}, 0
   for name in TASKS:
     pairs = list(zip(*(found[way]["samples"][name] for way in found), strict=True))
     if name == "texts":
       differ[name] = sum(x["resps"] != y["resps"] for x, y in pairs)
+      tokens = sum(len(model.encode(x["resps"][0][0] or " ")) for x, _ in pairs)
       far = 0.0
     else:
       each = [
@@ -152,7 +153,8 @@ def main(config: Config) -> None:
         "log-likelihoods differ by at most": f"{far:.1e}",
       }
     )
-  report.publish(config, {"tasks": rows, "seconds": seconds}, table.markdown(rows))
+  figures = {"tasks": rows, "seconds": seconds, "tokens": tokens}
+  report.publish(config, figures, table.markdown(rows))
 
 
 if __name__ == "__main__":
