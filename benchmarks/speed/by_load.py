@@ -3,9 +3,10 @@ r"""Drafts by load beside none and drafts of fixed sizes, with one client to man
     python benchmarks/speed/by_load.py --drafter eagle3 --clients 1 2 4 8 16 32
 
 So many clients each send a request when their last one has been answered, to an engine whose rows
-are as many as the most clients. Every drafter has the loop compiled for fewer rows too, as drafts
-by load have, so that what is compared is the size of the drafts alone; with --all-rows the fixed
-ones run all rows, as they do by default. All answer the same questions, and no text may differ.
+are as many as the most clients. Every drafter has the loop compiled for each number of clients, as
+drafts by load have for powers of two, so that what is compared is the size of the drafts alone; with
+--all-rows the fixed ones run all rows, as they do by default. All answer the same questions, and no
+text may differ.
 """
 
 import concurrent.futures
@@ -84,13 +85,13 @@ def main(config: Config) -> None:
     "none", *(f"{config.drafter}-{n}" for n in config.sizes), f"auto-{whole}[{config.drafter}]",
   ]  # fmt: skip
   B = max(config.clients)
-  fewer = [1 << i for i in range(B.bit_length()) if 1 << i < B]
+  fewer = [count for count in sorted({*config.clients}) if count < B]
   decoders = [specjax.Decoder(model, name, "target_only", batch=B) for name in names]
   report.directory(config.out)
   engines = []
   try:
     for name, decoder in zip(names, decoders, strict=True):
-      own = None if name.startswith("auto") else [] if config.all_rows else fewer
+      own = [] if config.all_rows and not name.startswith("auto") else fewer
       engine = Engine(decoder, max_length=config.max_length, queue=B, fewer=own)
       engines.append(engine)
       warm(engine)
