@@ -4,9 +4,9 @@ r"""Drafts by load beside none and drafts of fixed sizes, with one client to man
 
 So many clients each send a request when their last one has been answered, to an engine whose rows
 are as many as the most clients. Every drafter has the loop compiled for each number of clients, as
-drafts by load have for powers of two, so that what is compared is the size of the drafts alone; with
---all-rows the fixed ones run all rows, as they do by default. All answer the same questions, and no
-text may differ.
+drafts by load have for powers of two, so that what is compared is the size of the drafts alone;
+with --all-rows the fixed ones run all rows, as they do by default. All answer the same questions,
+and no text may differ.
 """
 
 import concurrent.futures
