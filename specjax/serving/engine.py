@@ -263,10 +263,13 @@ class Engine:
       with self._on_mesh():
         rows = DecodeRows(self.decoder, self.capacity, self.lengths[0], self.sizes[0])
         self._fitting.compile(rows, self.lengths[0])
-        while self._admit(rows):
+        going = True
+        while going:
           try:
-            self._read(rows)
-            self._hand_out(rows)
+            going = self._admit(rows)
+            if going:
+              self._read(rows)
+              self._hand_out(rows)
           except Exception as error:  # a device's, say
             LOG.exception("a round has failed, and with it the requests that held a row")
             self._fail(error)
@@ -284,9 +287,11 @@ class Engine:
         self._end(ticket, None if failure else "cancelled", failure)
 
   def _fail(self, error: Exception) -> None:
-    """Ends all requests that hold a row."""
+    """Ends all requests that hold a row; where none does, the one that would have been next."""
     with self._changed:
       held = [*self._held.values()]
+      if not held and self._waiting:
+        held = [self._waiting.popleft()]
       self._held.clear()
     self._unread.clear()
     self._reading = None

@@ -241,6 +241,34 @@ def test_a_round_that_breaks_ends_the_requests_in_it_alone(decoder, expected, mo
   assert "a round has failed" in caplog.text
 
 
+@pytest.mark.parametrize("what", ["admit", "take"])  # a prompt is read, rows are added
+def test_what_breaks_before_a_round_ends_one_request(decoder, expected, monkeypatch, what):
+  own = getattr(DecodeRows, what)
+
+  def breaks(*arguments):
+    monkeypatch.setattr(DecodeRows, what, own)
+    raise MemoryError("no room")
+
+  with Engine(decoder, fewer=[1], queue=20, rounds=1) as engine:
+    gate = Gate()
+    first = engine.submit([1], 30, tell=gate)
+    assert gate.reached.wait(30)
+    monkeypatch.setattr(DecodeRows, what, breaks)
+    others = [engine.submit(prompt, budget, **asked) for prompt, budget, asked in ASKED]
+    gate.open.set()
+    ended = [ticket for ticket in (first, *others) if not _answered(ticket)]
+    assert 1 <= len(ended) <= 2 and all(isinstance(x.error, MemoryError) for x in ended)
+    for ticket, tokens in zip(others, expected, strict=True):
+      assert ticket in ended or ticket.tokens == tokens
+
+
+def _answered(ticket) -> bool:
+  try:
+    return bool(ticket.wait())
+  except MemoryError:
+    return False
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_where_no_rows_can_be_made_every_request_ends(decoder, monkeypatch):
   started = threading.Event()
