@@ -438,6 +438,12 @@ class Expects(Protocol):
   def __call__(self, params: Params, /, context: Context, draft: Draft) -> Array: ...
 
 
+class ChooseSize(Protocol):
+  """i32[], which of `Drafter.sizes` drafts in the next rounds, from what all rows have seen."""
+
+  def __call__(self, params: Params, state: Any, /) -> Array: ...
+
+
 class Drafter(NamedTuple):
   """A way of guessing, whose state is a fixed-shape pytree that rides in the loop.
 
@@ -457,6 +463,9 @@ class Drafter(NamedTuple):
     by_pieces: whether a prompt's first token alone, and rounds of `read` over its other tokens in
       pieces, leave the state that the whole prompt leaves. Its arrays that are as long as the cache
       then have a row where the target's cache has one (static).
+    sizes: of a drafter whose drafts have several sizes, one drafter for each, the last of N nodes;
+      all have its state, its weights and its depth. It is itself the last of them.
+    choose: with `sizes`, which of them drafts, see `Decoder.advance`.
   """
 
   name: str
@@ -473,6 +482,8 @@ class Drafter(NamedTuple):
   varies: bool = False
   expects: Expects | None = None
   by_pieces: bool = False
+  sizes: "tuple[Drafter, ...]" = ()
+  choose: ChooseSize | None = None
 
 
 class InitProcessor(Protocol):

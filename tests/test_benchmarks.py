@@ -106,6 +106,13 @@ ERRORS = [
     "`long` must be between 1 and 2147483647, got 0.",
   ),
   ("benchmarks/claims/cache_answers.py --caches dust", "dust"),
+  (
+    "benchmarks/claims/mixed_requests.py --batch 0",
+    "`batch` must be between 1 and 2147483647, got 0.",
+  ),
+  ("benchmarks/claims/traffic.py --seconds 0", "`seconds` must be above 0, got 0.0."),
+  ("benchmarks/quality/harness_http.py --limit 0", "`limit` must be between 1 and 2147483647"),
+  ("benchmarks/speed/by_load.py --drafter luck", "luck"),
   ("benchmarks/claims/memory.py --rounds 0", "`rounds` must be between 1 and 2147483647, got 0."),
   ("benchmarks/claims/memory.py --model absent", "absent"),
   ("benchmarks/claims/verifiers.py --trees oak", "oak"),

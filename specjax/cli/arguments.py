@@ -176,7 +176,8 @@ class Serve:
   """Answer OpenAI's protocol over HTTP, for chats and completions; needs specjax[serve].
 
   Attributes:
-    drafter: how to guess, as for `generate`.
+    drafter: how to guess, as for `generate`; auto, or auto-8[NAME], drafts by load: as much in each
+      round as pays with so many requests.
     verifier: which guesses are kept; with target_only the text of a seed is that of plain
       sampling, and at temperature 0 that of greedy decoding.
     stop: ids of tokens that end every answer, besides the model's own and a request's.
@@ -312,6 +313,7 @@ class Memory:
     batch: prompts decoded together.
     prompt_tokens: length of the longest prompt.
     max_new_tokens: budget per prompt.
+    prefixes: MB in which a server keeps the beginnings of prompts, as for `serve`.
     budget: memory of the device in GB (1e9 bytes); the largest batch that fits is found.
   """
 
@@ -322,6 +324,7 @@ class Memory:
   batch: int = 1
   prompt_tokens: int = 128
   max_new_tokens: int = 128
+  prefixes: float = 0.0
   budget: Annotated[float | None, options.SAID] = None
   model: Model = Model()
 

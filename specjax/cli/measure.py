@@ -95,7 +95,9 @@ def run_tune(args: Tune) -> None:
 
 
 def run_memory(args: Memory) -> None:
-  model, lengths = load_model(args.model, True), (args.prompt_tokens, args.max_new_tokens)
+  model = load_model(args.model, True)
+  held = round(1e6 * checks.number("prefixes", args.prefixes, 0))
+  lengths = args.prompt_tokens, args.max_new_tokens, held
 
   def decoder(batch: int) -> Decoder:
     return Decoder(

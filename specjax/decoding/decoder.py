@@ -1,14 +1,16 @@
 """Decode prompts with a model, a drafter and a verifier."""
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from specjax import checks, distributed, speculate, switches
-from specjax.base import Params
+from specjax.base import ChooseSize, Params
 from specjax.decoding.batching import (
   Result,
   Rounds,
@@ -33,6 +35,13 @@ from specjax.names.build.verifier import build_verifier
 from specjax.names.load import Model, Prompt
 from specjax.processors import Penalties
 from specjax.sampling import GREEDY, SamplingParams, changed, request_keys
+
+ROUNDS = 4  # after which another size of draft may be chosen
+
+
+@functools.partial(jax.jit, static_argnames="choose")
+def _chosen(choose: ChooseSize, params: Params, state: Any) -> Array:
+  return choose(params, state)
 
 
 def pad_to_bucket(length: int) -> int:
@@ -208,8 +217,30 @@ class Decoder:
   def advance(
     self, request: speculate.DecodeRequest, state: speculate.DecodeState, rounds: int
   ) -> speculate.DecodeState:
-    """`rounds` rounds at most; `state` is used up."""
-    return speculate.compiled_advance(self.method, self.weights, request, state, jnp.int32(rounds))
+    """`rounds` rounds at most; `state` is used up.
+
+    With a drafter of several sizes every few rounds are those of one size.
+    """
+    choose = self.method.drafter.choose
+    if choose is None:
+      return speculate.compiled_advance(
+        self.method, self.weights, request, state, jnp.int32(rounds)
+      )
+    while rounds > 0 and not bool(state.done.all()):
+      size, now = int(_chosen(choose, self.weights.drafter, state.drafter)), min(rounds, ROUNDS)
+      method = self.methods[size]
+      state = speculate.compiled_advance(method, self.weights, request, state, jnp.int32(now))
+      rounds -= now
+    return state
+
+  @property
+  def methods(self) -> list[speculate.Method]:
+    """The methods of which rounds may be: one, or one for each size of draft."""
+    own = self.method
+    return [
+      own._replace(drafter=x, narrow=tuple(w for w in own.narrow if w < x.nodes))
+      for x in own.drafter.sizes or (own.drafter,)
+    ]
 
   def learn(self, state: speculate.DecodeState) -> None:
     """Keeps what the drafter has learnt of requests that have ended, if it keeps anything."""

@@ -22,6 +22,7 @@ from specjax.kernels.platform import platform
 from specjax.models.attention import queries
 from specjax.models.chunks import chunk
 from specjax.models.config import Config
+from specjax.serving.pieces import check_pieces
 
 GUESSES = 4  # of a batch, each of which compiles two programs
 
@@ -35,6 +36,7 @@ class Memory(NamedTuple):
     cache: keys and values of the target.
     state: what the drafter keeps, texts and log-probabilities.
     prefill, round: what is set aside besides for the prompts, and for a round.
+    prefixes: what a server keeps of prompts, and the row into which it reads one in pieces.
   """
 
   weights: int
@@ -43,11 +45,12 @@ class Memory(NamedTuple):
   state: int
   prefill: int
   round: int
+  prefixes: int = 0
 
   @property
   def resting(self) -> int:
     """Bytes between rounds."""
-    return self.weights + self.parts + self.cache + self.state
+    return self.weights + self.parts + self.cache + self.state + self.prefixes
 
   @property
   def total(self) -> int:
@@ -60,6 +63,7 @@ class Memory(NamedTuple):
     named = {
       "weights of the target": self.weights, "weights of drafter and verifier": self.parts,
       "cache": self.cache, "texts and the drafter's state": self.state,
+      **({"beginnings of prompts": self.prefixes} if self.prefixes else {}),
       "between rounds": self.resting, "more for the prefill": self.prefill,
       "more for a round": self.round, "at most": self.total,
     }  # fmt: skip
@@ -77,13 +81,17 @@ def size_of(tree: Any) -> int:
   return sum(size(x) for x in {id(x): x for x in jax.tree.leaves(tree)}.values())
 
 
-def measure(decoder: Decoder, prompt_tokens: int, max_new_tokens: int) -> Memory:
+def measure(decoder: Decoder, prompt_tokens: int, max_new_tokens: int, prefixes: int = 0) -> Memory:
   """The memory in which a decoder answers B prompts of so many tokens.
 
   Both programs are compiled, and nothing is run. On a mesh it is called under `jax.set_mesh`.
 
+  Args:
+    prefixes: bytes in which a server keeps beginnings of prompts, see `serving.engine`.
+
   Raises:
-    ValueError: a number below 1, or a text that is longer than the model's positions.
+    ValueError: a number below 1, a text that is longer than the model's positions, or `prefixes`
+      with a decoder whose prompts cannot be read in pieces.
   """
   model, method, weights, B = decoder.model, decoder.method, decoder.weights, decoder.batch
   checks.whole("prompt_tokens", prompt_tokens, 1)
@@ -107,13 +115,17 @@ def measure(decoder: Decoder, prompt_tokens: int, max_new_tokens: int) -> Memory
     method, weights, request, state, jnp.int32(1)
   ).compile()
   parts = size_of(weights) - size_of(weights.target)
+  cache, rest = size_of(state.cache), size_of(state._replace(cache=()))
+  if prefixes:
+    check_pieces(decoder, capacity, prefixes)
   return Memory(
     size_of(weights.target),
     parts,
-    size_of(state.cache),
-    size_of(state._replace(cache=())),
+    cache,
+    rest,
     _besides(start) + _library(model.config, weights.target, B, T),
     _besides(advance),
+    prefixes and prefixes + (cache + rest) // B,
   )
 
 

@@ -100,6 +100,10 @@ def kinds() -> dict[str, tuple[str, Rows]]:
       name: (build, drafters.parameters(name), _example(name, build).proposal)
       for name, build in DRAFTERS.items()
     }),
+    "drafters by load": ("", {
+      name: (build, drafters.parameters(name), "deterministic")
+      for name, build in drafters.BY_LOAD.items()
+    }),
     "heads": ("", {
       name: (HEADS[name][0] if name in HEADS else head.load_head, drafters.parameters(name), "")
       for name in drafters.HEAD_NAMES

@@ -27,7 +27,8 @@ Number = int | float
 
 # What a name takes in brackets; heads, filters and students have a default, the zoo's.
 BRACKETS = {
-  "draft_model": "MODEL", "denoiser": "MODEL", "rest": "FILE.npz", "aded": "FILE.npz",
+  "auto": "DRAFTER", "draft_model": "MODEL", "denoiser": "MODEL",
+  "rest": "FILE.npz", "aded": "FILE.npz",
   "history": "FILE.npz", "aggressive": "FILE.txt", "self_speculative": "FILE.json",
   "ngram": "FILE.jsonl", "trimmed": "FILE.jsonl",
   "local": "MODEL", "ensemble": "MODEL", "tree": "FILE.json", "specdecpp": "HEAD",

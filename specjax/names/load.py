@@ -260,6 +260,12 @@ def resolve(name: str, revision: str | None = None) -> pathlib.Path:
   )
 
 
+def is_companion(model: Model, part: str) -> bool:
+  """Whether something of this name ships for a model."""
+  name = f"{pathlib.Path(model.name).name}-{part}"
+  return any(os.path.isfile(path / "config.json") for path in (ZOO / name, pathlib.Path(name)))
+
+
 def companion(model: Model, part: str, trainer: str, kind: str = "") -> str:
   """The name of what ships for a model as the weights of a part, by default of the part's name.
 
@@ -267,7 +273,7 @@ def companion(model: Model, part: str, trainer: str, kind: str = "") -> str:
     ValueError: there is nothing; it says what trains it.
   """
   name = f"{pathlib.Path(model.name).name}-{kind or part}"
-  if not any(os.path.isfile(path / "config.json") for path in (ZOO / name, pathlib.Path(name))):
+  if not is_companion(model, kind or part):
     raise ValueError(
       f"no {part} is known for {model.name} ({checks.shown(name)} is not in the zoo): train one "
       f"with `python -m specjax.{trainer}`, or give {part}[DIRECTORY]."

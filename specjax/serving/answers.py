@@ -67,6 +67,7 @@ class Answers:
     least = 0 if own is None else own.min_tokens
     self._texts = [Text(decoder.model, words, ids, least) for ids in asked.prompts]
     self._tickets = []
+    self._scored = [0] * len(asked.prompts)
     try:
       for i, (ids, budget) in enumerate(zip(asked.prompts, asked.budgets, strict=True)):
         tell = functools.partial(self._tell, i)
@@ -131,27 +132,70 @@ class Answers:
       if isinstance(error, ValueError):  # the request's processors left no token
         raise Refused(400, str(error))
       own = isinstance(error, FloatingPointError)
-      sentence = str(error) if own else f"the loop has failed ({type(error).__name__})."
+      broken = f"a round has failed ({type(error).__name__}), and with it this answer; try again."
+      sentence = str(error) if own else broken
       raise Refused(500, sentence, "server_error")
     if ticket.reason == "cancelled":
       raise Refused(503, "the server ends before the answer does.", "server_error", "closed")
     return Piece(i, new + text.end(), ticket.reason)
 
-  def logprobs(self, chat: bool) -> list[dict[str, Any] | None]:
+  def logprobs(self) -> list[dict[str, Any] | None]:
     """Those of each answer that has ended, in OpenAI's form; it takes a pass of the model each."""
+    return [self._logprobs(i, 0) for i in range(len(self._texts))]
+
+  def more_logprobs(self, i: int) -> dict[str, Any] | None:
+    """Those of what answer i has more than at the last time, None where nothing is asked for.
+
+    A pass of the model over the text so far gives them, as `logprobs` does of a whole one.
+    """
+    first, asked = self._scored[i], self._asked
+    whole = asked.echo and first == 0
+    if asked.top is None or not (whole or self._texts[i].ids[first:]):
+      return None
+    found = self._logprobs(i, first)
+    self._scored[i] = len(self._texts[i].ids)
+    return found
+
+  def _logprobs(self, i: int, first: int) -> dict[str, Any] | None:
+    """Those of answer i from its token `first` on; of an echo, where that is 0, its prompt's."""
     top, tokenizer = self._asked.top, self._engine.decoder.model.tokenizer
     if top is None or tokenizer is None:
-      return [None] * len(self._texts)
-    found: list[dict[str, Any] | None] = []
-    for ticket, text in zip(self._tickets, self._texts, strict=True):
-      scored = self._engine.scores(ticket, len(text.ids), self._asked.echo)
-      if chat:
-        found.append(of_chat(tokenizer, ticket.ids[-1], text.ids, scored, top))
-      elif self._asked.echo:
-        ids = [*ticket.ids, *text.ids]
-        found.append(of_completion(tokenizer, None, ids, [None, *scored], top))
-      else:
-        found.append(of_completion(tokenizer, ticket.ids[-1], text.ids, scored, top))
+      return None
+    ticket, text = self._tickets[i], self._texts[i]
+    echo = self._asked.echo and first == 0
+    scored = self._engine.scores(ticket, len(text.ids), echo)[first:]
+    before = text.ids[first - 1] if first else ticket.ids[-1]
+    if self._asked.chat:
+      return of_chat(tokenizer, before, text.ids[first:], scored, top)
+    if echo:
+      return of_completion(tokenizer, None, [*ticket.ids, *text.ids], [None, *scored], top)
+    said = 0 if not first else self._said(i, first)
+    return of_completion(tokenizer, before, text.ids[first:], scored, top, said)
+
+  def _said(self, i: int, first: int) -> int:
+    """Where the token `first` of answer i begins in its text, by the names of those before."""
+    tokenizer = self._engine.decoder.model.tokenizer
+    assert tokenizer is not None
+    ticket, text = self._tickets[i], self._texts[i]
+    ids = [*(ticket.ids if self._asked.echo else ticket.ids[-1:]), *text.ids[:first]]
+    names = of_completion(tokenizer, None, ids, [None] * len(ids), 0)["tokens"]
+    return sum(map(len, names if self._asked.echo else names[1:]))
+
+  def best(self) -> list[int]:
+    """The indices of the answers that are shown, of each prompt the likeliest per token first."""
+    asked, every = self._asked, range(len(self._tickets))
+    if asked.kept == asked.choices:
+      return [*every]
+
+    def likely(i: int) -> float:
+      ticket, count = self._tickets[i], len(self._texts[i].ids)
+      scored = self._engine.scores(ticket, count)
+      return sum(score.log_prob for score in scored) / max(count, 1)
+
+    found = list[int]()
+    for first in every[:: asked.choices]:
+      own = sorted(range(first, first + asked.choices), key=likely, reverse=True)
+      found += own[: asked.kept]
     return found
 
   @property

@@ -7,9 +7,7 @@ machine's users can reach it, a proxy must.
 import asyncio
 import contextlib
 import functools
-import json
 import pathlib
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
@@ -24,13 +22,17 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from specjax.serving.access import access
-from specjax.serving.answers import Answers, Piece
+from specjax.serving.answers import Answers
 from specjax.serving.engine import Engine
-from specjax.serving.fields import Refused, read
+from specjax.serving.fields import Asked, Refused, read
+from specjax.serving.forms import Chat, Completion, Form
 from specjax.serving.metrics import Metrics
+from specjax.serving.responses import ResponseForm
+from specjax.serving.responses import read as read_response
 from specjax.serving.tokens import detokenize, tokenize
 
 Tokens = Callable[[Engine, str, bytes], dict[str, Any]]
+Asking = Callable[[Engine, str, bytes], Asked]
 
 GONE = 499  # the status of an answer that nobody waits for
 
@@ -99,19 +101,19 @@ class Server:
           raise Refused(413, f"the request has more than {self.most_bytes} bytes.")
     return bytes(held)
 
-  async def answer(self, request: Request, chat: bool) -> Response:
-    """Chats and completions, whole or as a stream of events."""
+  async def answer(self, request: Request, asking: Asking, kind: type[Form]) -> Response:
+    """What `asking` reads, in the form of its kind, whole or as a stream of events."""
     try:
       body = await self._body(request)
     except (ClientDisconnect, TimeoutError):
       return Response(status_code=GONE)
     # A long prompt takes a while to read, in which others are answered.
-    asked = await run_in_threadpool(read, self.engine, self.name, body, chat)
+    asked = await run_in_threadpool(asking, self.engine, self.name, body)
     answers = Answers(self.engine, asked, self.seconds)
-    form = Form(self.name, chat)
+    form = kind(self.name, asked)
     if asked.stream:
-      return _Stream(answers, _events(form, answers, asked.usage))
-    whole = asyncio.ensure_future(_whole(form, answers))
+      return _Stream(answers, form.events(answers))
+    whole = asyncio.ensure_future(form.whole(answers))
     gone = asyncio.ensure_future(_until_gone(request))
     try:
       await asyncio.wait((whole, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -122,96 +124,10 @@ class Server:
       answers.cancel()
 
 
-class Form:
-  """How the answers to one request are written, as chats or as completions."""
-
-  def __init__(self, model: str, chat: bool):
-    self.chat, kind = chat, "chat.completion" if chat else "text_completion"
-    name = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
-    self._whole = {"id": name, "object": kind, "created": int(time.time()), "model": model}
-    self._chunk = self._whole | {"object": f"{kind}.chunk" if chat else kind}
-
-  def whole(
-    self,
-    texts: list[str],
-    calls: list[list[dict[str, Any]]],
-    reasons: list[str | None],
-    logprobs: list[dict[str, Any] | None],
-    usage: dict,
-  ) -> dict[str, Any]:
-    """All answers at once."""
-    choices: list[dict[str, Any]] = []
-    for i, (text, called, reason, own) in enumerate(
-      zip(texts, calls, reasons, logprobs, strict=True)
-    ):
-      message: dict[str, Any] = {"role": "assistant", "content": text}
-      if called:
-        message |= {"content": text or None, "tool_calls": called}
-      said = {"message": message} if self.chat else {"text": text}
-      choices.append({"index": i, **said, "logprobs": own, "finish_reason": reason})
-    return self._whole | {"choices": choices, "usage": usage}
-
-  def chunk(self, index: int, said: str | dict[str, Any], reason: str | None = None) -> dict:
-    """A part of an answer; `said` is text, or what else a chat's `delta` has."""
-    delta = {"content": said} if isinstance(said, str) else said
-    inner: dict[str, Any] = {"delta": delta} if self.chat else {"text": said}
-    choice = {"index": index, **inner, "logprobs": None, "finish_reason": reason}
-    return self._chunk | {"choices": [choice]}
-
-  def counts(self, usage: dict) -> dict[str, Any]:
-    """The end of a stream."""
-    return self._chunk | {"choices": [], "usage": usage}
-
-  def parts(self, piece: Piece, calls: list[dict[str, Any]]) -> list[dict]:
-    """The parts of an answer that a piece, and its calls of tools, add."""
-    index, text, reason = piece
-    if not self.chat:
-      return [self.chunk(index, text, reason)]
-    parts = [self.chunk(index, text)] if text else []
-    if calls:
-      numbered = [{"index": i, **call} for i, call in enumerate(calls)]
-      parts.append(self.chunk(index, {"tool_calls": numbered}))
-    return parts if reason is None else [*parts, self.chunk(index, {}, reason)]
-
-
-async def _whole(form: Form, answers: Answers) -> dict[str, Any]:
-  texts = [*answers.beginnings]
-  calls: list[list[dict[str, Any]]] = [[] for _ in texts]
-  reasons = list[str | None]([None] * len(texts))
-  async for (index, text, reason), called in answers.spoken():
-    texts[index] += text
-    calls[index] += called
-    reasons[index] = reason
-  logprobs = await run_in_threadpool(answers.logprobs, form.chat)
-  return form.whole(texts, calls, reasons, logprobs, answers.usage)
-
-
 async def _until_gone(request: Request) -> None:
   """Returns when the client has hung up."""
   while (await request.receive())["type"] != "http.disconnect":
     pass
-
-
-def _event(data: dict) -> bytes:
-  return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
-
-
-async def _events(form: Form, answers: Answers, usage: bool) -> AsyncIterator[bytes]:
-  """A stream; where it must break off, its last event is the error."""
-  try:
-    for i, beginning in enumerate(answers.beginnings):
-      if form.chat:
-        yield _event(form.chunk(i, {"role": "assistant", "content": ""}))
-      elif beginning:
-        yield _event(form.chunk(i, beginning))
-    async for piece, calls in answers.spoken():
-      if parts := form.parts(piece, calls):
-        yield b"".join(map(_event, parts))
-    if usage:
-      yield _event(form.counts(answers.usage))
-    yield b"data: [DONE]\n\n"
-  except Refused as error:
-    yield _event(error.body)
 
 
 class _Stream(StreamingResponse):
@@ -258,8 +174,14 @@ def app(
     Route("/v1/models", server.models),
     Route("/v1/models/{name:path}", server.model),
   ]
-  for path, chat in (("/v1/chat/completions", True), ("/v1/completions", False)):
-    routes.append(Route(path, functools.partial(server.answer, chat=chat), methods=["POST"]))
+  answered: list[tuple[str, Asking, type[Form]]] = [
+    ("/v1/chat/completions", functools.partial(read, chat=True), Chat),
+    ("/v1/completions", functools.partial(read, chat=False), Completion),
+    ("/v1/responses", read_response, ResponseForm),
+  ]
+  for path, asking, kind in answered:
+    endpoint = functools.partial(server.answer, asking=asking, kind=kind)
+    routes.append(Route(path, endpoint, methods=["POST"]))
   for path, read_tokens in (("/tokenize", tokenize), ("/detokenize", detokenize)):
     endpoint = functools.partial(server.tokens, read=read_tokens)
     routes.append(Route(path, endpoint, methods=["POST"]))

@@ -11,6 +11,7 @@ Letters: B batch, S cache length, T padded length of a prompt.
 import atexit
 import collections
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,16 +20,21 @@ import jax
 import numpy as np
 
 from specjax import checks, speculate, switches
+from specjax.decoding.batching import Rounds
 from specjax.decoding.decoder import Decoder
+from specjax.decoding.prices import prices
 from specjax.decoding.scores import Score, scores
 from specjax.decoding.texts import cut
+from specjax.drafters.combine.by_load import Priced
 from specjax.names.load import Prompt
 from specjax.processors import Penalties
 from specjax.sampling import SamplingParams, changed
+from specjax.serving.fitting import Fitting, powers
 from specjax.serving.pieces import Pieces, Reading
 from specjax.serving.rows import DecodeRows, padded_lengths
 from specjax.serving.ticket import Reason, Ticket
 
+LOG = logging.getLogger(__name__)
 BYTES = 2**50  # more than any machine has
 
 
@@ -59,9 +65,13 @@ class Engine:
       rows that decode wait for one piece at a time.
     prefixes: bytes in which beginnings of prompts are kept for those that begin alike. Prompts are
       then read in pieces; with 0, each as a whole.
+    fewer: numbers of rows below B for which the loop is compiled, too. Where fewer requests run,
+      the rounds are those of so many rows. With a drafter by load None is the powers of two, and
+      what rounds cost is timed, see `decoding.prices`; else it is none.
 
   Attributes:
     pieces: what reads prompts in pieces, None where nothing does.
+    sizes: the numbers of rows that are compiled, rising, B the last.
     watchers: each is called with every request that has ended, by the thread that ended it.
 
   Raises:
@@ -70,6 +80,7 @@ class Engine:
   """
 
   pieces: Pieces | None
+  sizes: list[int]
   watchers: list[Callable[[Ticket], None]]
 
   def __init__(
@@ -80,6 +91,7 @@ class Engine:
     queue: int = 64,
     rounds: int = 4,
     prefixes: int = 0,
+    fewer: Sequence[int] | None = None,
   ):
     positions = decoder.model.config.max_length
     length = positions if max_length is None else max_length
@@ -90,7 +102,16 @@ class Engine:
     self.lengths = padded_lengths(decoder, self.max_length, self.capacity)
     checks.whole("prefixes", prefixes, 0, BYTES)
     self.pieces = Pieces(decoder, self.capacity, prefixes) if prefixes else None
+    B, by_load = decoder.batch, isinstance(decoder.weights.drafter, Priced)
+    self._mesh = jax.sharding.get_mesh()  # the thread would have none
+    if fewer is None:  # a mesh shares out the rows of whole batches
+      fewer = powers(B) if by_load and self._mesh.empty else []
+    self.sizes = sorted({checks.whole(f"fewer[{i}]", n, 1, B) for i, n in enumerate(fewer)} | {B})
+    if by_load:
+      own = prices(decoder, self.sizes, self.lengths[0], self.capacity)
+      decoder.weights = decoder.weights._replace(drafter=own)
     self.watchers = []
+    self._fitting = Fitting(self.sizes)
     self._waiting = collections.deque[Ticket]()
     self._held: dict[int, Ticket] = {}  # by row; the thread changes it, under the lock
     # The rows of these whose prompts are not read yet, in order, and what is read of the first.
@@ -98,7 +119,6 @@ class Engine:
     self._reading: Reading | None = None
     self._changed = threading.Condition()
     self._closed = self._finishing = False
-    self._mesh = jax.sharding.get_mesh()  # the thread would have none
     # At the interpreter's end a thread that computes must have ended.
     atexit.register(self.close)
     self._thread = threading.Thread(target=self._work, name="specjax engine", daemon=True)
@@ -241,11 +261,20 @@ class Engine:
     failure: Exception | None = None
     try:
       with self._on_mesh():
-        rows = DecodeRows(self.decoder, self.capacity, self.lengths[0])
-        while self._admit(rows):
-          self._read(rows)
-          self._hand_out(rows)
-    except Exception as error:  # what is not a request's own fault ends all of them
+        rows = DecodeRows(self.decoder, self.capacity, self.lengths[0], self.sizes[0])
+        self._fitting.compile(rows, self.lengths[0])
+        going = True
+        while going:
+          try:
+            going = self._admit(rows)
+            if going:
+              self._read(rows)
+              self._hand_out(rows)
+          except Exception as error:  # a device's, say
+            LOG.exception("a round has failed, and with it the requests that held a row")
+            self._fail(error)
+            rows = DecodeRows(self.decoder, self.capacity, self.lengths[0], self.sizes[0])
+    except Exception as error:  # there are no rows, and none can be made
       failure = error
       raise
     finally:
@@ -257,6 +286,18 @@ class Engine:
       for ticket in left:
         self._end(ticket, None if failure else "cancelled", failure)
 
+  def _fail(self, error: Exception) -> None:
+    """Ends all requests that hold a row; where none does, the one that would have been next."""
+    with self._changed:
+      held = [*self._held.values()]
+      if not held and self._waiting:
+        held = [self._waiting.popleft()]
+      self._held.clear()
+    self._unread.clear()
+    self._reading = None
+    for ticket in held:
+      self._end(ticket, None, error)
+
   def _admit(self, rows: DecodeRows) -> bool:
     """Waits until there is something to do and fills the free rows; False is the end."""
     with self._changed:
@@ -264,7 +305,8 @@ class Engine:
         self._changed.wait()
       if self._closed or not (self._held or self._waiting):
         return False
-      free = sorted(set(range(self.decoder.batch)) - self._held.keys())
+      self._fit(rows)
+      free = sorted(set(range(rows.count)) - self._held.keys())
       fresh = [(b, self._waiting.popleft()) for b in free[: len(self._waiting)]]
       self._held.update(fresh)
       coming = [*(ticket for _, ticket in fresh[1:]), self._waiting[0] if self._waiting else None]
@@ -276,6 +318,13 @@ class Engine:
       again = following is not None and following.ids == ticket.ids
       rows.admit(b, ticket.ids, T, self._request(ticket), again)
     return True
+
+  def _fit(self, rows: DecodeRows) -> None:
+    """Has as many rows as requests need."""
+    requests = len(self._held) + len(self._waiting)
+    if (place := self._fitting.fit(rows, self._held, requests)) is not None:
+      self._held = {place[b]: ticket for b, ticket in self._held.items()}
+      self._unread = collections.deque(place[b] for b in self._unread)
 
   def _request(self, ticket: Ticket) -> speculate.DecodeRequest:
     return self.decoder.request(
@@ -322,9 +371,7 @@ class Engine:
     seen = rows.advance(1 if self._unread else self.rounds)
     for b, ticket in busy.items():
       ticket.passes = int(seen.stats.passes[b])
-      depths = np.arange(seen.stats.offered.shape[1])
-      ticket.drafted = int(seen.stats.offered[b] @ depths)
-      ticket.accepted = int(seen.stats.accepted[b] @ depths)
+      ticket.rounds = Rounds(seen.stats.accepted[b].tolist(), seen.stats.offered[b].tolist())
       first = len(ticket.ids) + len(ticket.tokens)
       stopped = ticket.add(seen.context.tokens[b, first : seen.context.length[b]].tolist())
       if not (stopped or seen.done[b] or ticket.given_up):

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from specjax import checks
@@ -41,7 +41,7 @@ _COMMON |= STRENGTHS.keys() | {"logit_bias", "min_tokens"}
 _COMMON |= {"n", "logprobs"}
 CHAT = _COMMON | {"messages", "response_format", "top_logprobs", "tools", "tool_choice"}
 CHAT |= {"chat_template_kwargs"}
-COMPLETIONS = _COMMON | {"prompt", "echo"}
+COMPLETIONS = _COMMON | {"prompt", "echo", "best_of"}
 # Fields that say who asks, or how; they change no text.
 IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
            "prompt_cache_retention", "parallel_tool_calls", "prediction", "request_id",
@@ -108,24 +108,28 @@ class Asked(NamedTuple):
     prompts: ids of each; those of one that has several answers are repeated.
     budgets: new tokens of each.
     choices: answers to each prompt.
+    kept: how many of these are shown, the likeliest per token.
     settings: keyword arguments of `Engine.submit`.
     stop_words: texts that end a text.
     stream: whether the text is sent as it comes.
     usage: whether a stream ends with its counts.
     top: how many likely tokens are named with the log-probability of each; None is neither.
     echo: whether a text begins with its prompt.
+    chat: whether it is a chat, or a completion.
     tools: functions that an answer may call.
   """
 
   prompts: list[list[int]]
   budgets: list[int]
   choices: int
+  kept: int
   settings: dict[str, Any]
   stop_words: tuple[str, ...]
   stream: bool
   usage: bool
   top: int | None
   echo: bool
+  chat: bool
   tools: Tools
 
 
@@ -138,8 +142,18 @@ def read(engine: Engine, name: str, body: bytes, chat: bool) -> Asked:
   return of_json(body, lambda given: _read(engine, name, given, chat))
 
 
-def of_json(body: bytes, use: Callable[[dict[str, Any]], Read]) -> Read:
+def of_chat_fields(engine: Engine, name: str, given: dict[str, Any]) -> Asked:
+  """The request in the fields of a chat; ValueError or Refused for one that is not accepted."""
+  return _read(engine, name, given, chat=True)
+
+
+def of_json(
+  body: bytes, use: Callable[[dict[str, Any]], Read], renamed: Iterable[tuple[str, str]] = ()
+) -> Read:
   """What `use` makes of the fields in a body of JSON, of which null is none.
+
+  Args:
+    renamed: fields as a sentence of `use` may name them, and as the body does.
 
   Raises:
     Refused: no object of JSON, or a ValueError of `use`.
@@ -152,6 +166,8 @@ def of_json(body: bytes, use: Callable[[dict[str, Any]], Read]) -> Read:
     return use({k: v for k, v in raw.items() if v is not None})
   except ValueError as error:
     words = str(error)
+    for theirs, ours in renamed:
+      words = words.replace(theirs, ours)
     field = field_of(words)
     known = isinstance(raw, dict) and field in raw
     raise Refused(400, words, field=field if known else None) from None
@@ -177,11 +193,15 @@ def _read(engine: Engine, name: str, given: dict[str, Any], chat: bool) -> Asked
     prompts = [of_chat(model, given["messages"], _values(given, tools))]
   else:
     prompts = of_prompts(model, given["prompt"])
-  choices = checks.whole("n", given.get("n", 1), 1, CHOICES)
+  kept = checks.whole("n", given.get("n", 1), 1, CHOICES)
+  tried = kept if chat else given.get("best_of", kept)
+  choices = checks.whole("best_of", tried, kept, CHOICES, "n at least")
   prompts = [ids for ids in prompts for _ in range(choices)]
   budgets = [_budget(engine, len(ids), given, chat) for ids in prompts]
   words, ends = _stop(model, given)
   stream = checks.boolean("stream", given.get("stream", False))
+  if choices > kept and stream:
+    checks.refuse("best_of", choices, f"{kept}, which is n, in a stream")
   settings = _sampling(given) | {"stop": ends}
   if (own := _penalties(given, min(budgets))) is not None:
     settings["penalties"] = own
@@ -191,9 +211,13 @@ def _read(engine: Engine, name: str, given: dict[str, Any], chat: bool) -> Asked
     if "json_schema" in settings:
       checks.refuse("tool_choice", given["tool_choice"], "auto or none beside a response_format")
     settings["json_schema"] = tools.schema
-  usage, top = _usage(given, stream), _top(engine, given, chat, stream)
+  usage, top = _usage(given, stream), _top(engine, given, chat)
+  if choices > kept and engine.decoder.cache != DENSE:
+    checks.refuse("best_of", choices, f"{kept}, which is n, over a cache that is not dense")
   echo = checks.boolean("echo", given.get("echo", False))
-  return Asked(prompts, budgets, choices, settings, words, stream, usage, top, echo, tools)
+  return Asked(
+    prompts, budgets, choices, kept, settings, words, stream, usage, top, echo, chat, tools
+  )
 
 
 def _values(given: Mapping[str, Any], tools: Tools) -> dict[str, Any]:
@@ -276,7 +300,7 @@ def _usage(given: Mapping[str, Any], stream: bool) -> bool:
   return options.get("include_usage") or False
 
 
-def _top(engine: Engine, given: Mapping[str, Any], chat: bool, stream: bool) -> int | None:
+def _top(engine: Engine, given: Mapping[str, Any], chat: bool) -> int | None:
   """How many likely tokens are named beside each that is scored; None where none is scored."""
   wanted = given.get("logprobs", False)
   count = checks.whole("top_logprobs", given.get("top_logprobs", 0), 0, MOST)
@@ -288,8 +312,6 @@ def _top(engine: Engine, given: Mapping[str, Any], chat: bool, stream: bool) -> 
     count = checks.whole("logprobs", wanted, 0, MOST)
   if wanted is False:
     return None
-  if stream:
-    checks.refuse("logprobs", wanted, "false in a stream")
   if engine.decoder.cache != DENSE:
     checks.refuse("logprobs", wanted, "false over a cache that is not dense")
   return count

@@ -50,12 +50,13 @@ def of_completion(
   ids: Sequence[int],
   scores: Sequence[Score | None],
   top: int,
+  offset: int = 0,
 ) -> dict[str, Any]:
-  """Of a completion; the score of a text's first token is None. Offsets are those in its text."""
+  """Of a completion; the score of a text's first token is None. Offsets, from the first token's
+  `offset` on, are those in its text."""
   found: dict[str, list[Any]] = {
     "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],
   }  # fmt: skip
-  offset = 0
   for i, score in zip(ids, scores, strict=True):
     name = _name(_bytes(tokenizer, i, before))
     found["tokens"].append(name)

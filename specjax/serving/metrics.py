@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from specjax.decoding.batching import Rounds
 from specjax.serving.engine import Engine
 from specjax.serving.ticket import Ticket
 
@@ -12,7 +13,8 @@ class Metrics:
   """Counts of one engine's requests, from now on; each prompt's answer is one.
 
   Tokens a pass are `specjax_generated_tokens_total` over `specjax_passes_total`, and the share of
-  drafts that is accepted is `specjax_accepted_tokens_total` over `specjax_drafted_tokens_total`.
+  drafts that is accepted is `specjax_accepted_tokens_total` over `specjax_drafted_tokens_total`; at
+  a position from 1 on, `specjax_accepted_at_total` over `specjax_drafted_at_total`.
   """
 
   def __init__(self, engine: Engine):
@@ -37,6 +39,16 @@ class Metrics:
     self._passes = Counter("specjax_passes", "Passes of the model, by row.", registry=held)
     self._drafted = Counter("specjax_drafted_tokens", "Depths of drafts.", registry=held)
     self._accepted = Counter("specjax_accepted_tokens", "Accepted of drafts.", registry=held)
+    self._lengths = Counter(
+      "specjax_drafts", "Rounds, by the depth of their drafts.", ["length"], registry=held
+    )
+    self._offered = Counter(
+      "specjax_drafted_at", "Drafts that had a token here.", ["position"], registry=held
+    )
+    self._taken = Counter(
+      "specjax_accepted_at", "Drafts of which the token here was accepted.", ["position"],
+      registry=held,
+    )  # fmt: skip
     self._first = Histogram(
       "specjax_time_to_first_token_seconds",
       "Until the first token, waiting included.",
@@ -55,11 +67,20 @@ class Metrics:
     self._hits.inc(ticket.reused > 0)
     self._new.inc(len(ticket.tokens))
     self._passes.inc(ticket.passes)
-    self._drafted.inc(ticket.drafted)
-    self._accepted.inc(ticket.accepted)
+    self._count_drafts(ticket.rounds)
     if ticket.first is not None:
       self._first.observe(ticket.first - ticket.begun)
     self._whole.observe(ticket.finished - ticket.begun)
+
+  def _count_drafts(self, rounds: Rounds) -> None:
+    accepted, offered = rounds.accepted, rounds.offered
+    for length, number in enumerate(offered):
+      self._lengths.labels(length).inc(number)
+    for place in range(1, len(offered)):
+      self._offered.labels(place).inc(sum(offered[place:]))
+      self._taken.labels(place).inc(sum(accepted[place:]))
+    self._drafted.inc(sum(place * number for place, number in enumerate(offered)))
+    self._accepted.inc(sum(place * number for place, number in enumerate(accepted)))
 
   def text(self) -> bytes:
     """All of it."""

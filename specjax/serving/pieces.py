@@ -120,8 +120,12 @@ def _refused(decoder: Decoder) -> str:
   return "" if decoder.method.drafter.by_pieces else f"the drafter {decoder.name!r}"
 
 
-def _axes(decoder: Decoder, capacity: int, budget: int) -> Axes:
-  """Of each array of a `Read` the axis that is S long, None where it has none."""
+def check_pieces(decoder: Decoder, capacity: int, budget: int) -> Axes:
+  """Of each array of a `Read` the axis that is S long, None where it has none.
+
+  Raises:
+    ValueError: a decoder whose prompts cannot be read in pieces, or a budget below a piece.
+  """
 
   def shapes(S: int) -> list[jax.ShapeDtypeStruct]:
     token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
@@ -185,7 +189,7 @@ class Pieces:
 
   def __init__(self, decoder: Decoder, capacity: int, budget: int):
     self.decoder, self.capacity = decoder, capacity
-    self._axes = _axes(decoder, capacity, budget)
+    self._axes = check_pieces(decoder, capacity, budget)
     self.kept = Prefixes(budget)
 
   def begin(self, ids: list[int]) -> Reading:

@@ -8,6 +8,7 @@ Letters: B batch, T padded length of a prompt.
 """
 
 import itertools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,18 @@ def _replaced(
   return jax.tree.map(put, state, alone), request._replace(**replaced)
 
 
+@jax.jit
+def _taken(
+  state: speculate.DecodeState, request: speculate.DecodeRequest, index: jax.Array
+) -> tuple[speculate.DecodeState, speculate.DecodeRequest]:
+  """The rows index[b] i32[B] of a state and its request; where it is negative, one that is done."""
+  at = jnp.maximum(index, 0)
+  taken = jax.tree.map(lambda x: x[at], state)
+  rows = {name: getattr(request, name) for name in ("settings", "key", "limit")}
+  chosen = jax.tree.map(lambda x: x[at], rows)
+  return taken._replace(done=taken.done | (index < 0)), request._replace(**chosen)
+
+
 @jax.jit(donate_argnums=0)
 def _inside(larger: speculate.DecodeState, state: speculate.DecodeState) -> speculate.DecodeState:
   """`state`, each array of it at the beginning of that of `larger`."""
@@ -51,14 +64,15 @@ class DecodeRows:
   """B rows, all of them free at first.
 
   Args:
-    decoder: the method, the weights and B.
+    decoder: the method and the weights.
     capacity: S of the caches.
     T: to which a text is padded that fills the free rows.
+    count: B; None is the decoder's.
   """
 
-  def __init__(self, decoder: Decoder, capacity: int, T: int):
+  def __init__(self, decoder: Decoder, capacity: int, T: int, count: int | None = None):
     self.decoder, self.capacity = decoder, capacity
-    B = decoder.batch
+    B = decoder.batch if count is None else count
     # A free row holds a text of one token, which has reached its limit.
     self._request = self._empty = decoder.request(np.zeros(B, int), np.ones(B, np.int32))
     self._state = self._start([0], T, self._request)
@@ -102,6 +116,24 @@ class DecodeRows:
   def place(self, b: int, alone: speculate.DecodeState, request: speculate.DecodeRequest) -> None:
     """Puts a request of one row, whose prompt is read, into row b."""
     self._state, self._request = _replaced(self._state, self._request, alone, request, jnp.int32(b))
+
+  @property
+  def count(self) -> int:
+    """B."""
+    return len(self._request.limit)
+
+  def take(self, index: Sequence[int]) -> None:
+    """Goes on with the rows index[b] of now; a negative one makes a free row."""
+    order = jnp.asarray(index, jnp.int32)
+    self._state, self._request = _taken(self._state, self._request, order)
+
+  def compile(self) -> None:
+    """Runs once each method whose rounds there may be, without a row that is busy."""
+    self.take([-1] * self.count)
+    for method in self.decoder.methods:
+      self._state = speculate.compiled_advance(
+        method, self.decoder.weights, self._request, self._state, jnp.int32(1)
+      )
 
   def grow(self, capacity: int, T: int) -> None:
     """Makes room for longer requests beside those that are held; caches must be dense."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from specjax.base import Params
+from specjax.decoding.batching import Rounds
 from specjax.names.build.processors import Used
 from specjax.sampling import SamplingParams
 
@@ -23,7 +24,7 @@ class Ticket:
     passes: passes of the model so far, prefill excluded; a stop id of the request's own is seen
       after the rounds in which it was said.
     reused: tokens of the prompt whose reading had been kept, see `serving.pieces`.
-    drafted, accepted: tokens that drafts were deep, and that were accepted of them, so far.
+    rounds: how many rounds so far had a draft of each depth, and accepted so many of it.
     begun, first, finished: the times (`time.monotonic`) at which it was taken, had its first token,
       and ended; None, and `begun`, before that.
     reason: how the answer ended: with a stop token or a stop word of the decoder's, with its
@@ -42,8 +43,7 @@ class Ticket:
   closing: int | None
   passes: int
   reused: int
-  drafted: int
-  accepted: int
+  rounds: Rounds
   begun: float
   first: float | None
   finished: float
@@ -67,7 +67,7 @@ class Ticket:
       ids, budget, sampling, seed, number, processors,
     )  # fmt: skip
     self.tokens, self.closing, self.passes = [], None, 0
-    self.reused = self.drafted = self.accepted = 0
+    self.reused, self.rounds = 0, Rounds()
     self.begun = self.finished = time.monotonic()
     self.first = None
     self.reason, self.given_up, self.error = None, False, None

@@ -46,6 +46,17 @@ def test_what_rests_is_what_a_decoder_holds(drafter):
   assert found.total == found.resting + max(found.prefill, found.round) > found.resting
 
 
+def test_a_store_of_beginnings_is_counted():
+  decoder = Decoder(small(), batch=2)
+  without, found = (memory.measure(decoder, PROMPT, NEW, held) for held in (0, 10**6))
+  _, state, _ = decoder._start([[5] * PROMPT] * 2, [NEW] * 2, 0)
+  one = (held(state.cache) + held(state._replace(cache=()))) // 2  # the row that is read
+  assert found.resting - without.resting == found.prefixes == 10**6 + one
+  assert found.rows[4]["memory"] == "beginnings of prompts" and len(without.rows) == 8
+  with pytest.raises(ValueError, match=r"`prefixes` must be 0 with the drafter 'jacobi-4'"):
+    memory.measure(Decoder(small(), "jacobi-4"), PROMPT, NEW, 10**6)
+
+
 @pytest.mark.slow
 def test_the_largest_batch_fits_and_one_more_does_not():
   def decoder(batch):

@@ -128,7 +128,7 @@ TEXTS = {
   "forced": "others.lark", "DELIMITER": ".", "TOKEN": "=",
   "head": "clover", "denoiser": "denoiser", "specdecpp": "acceptance", "end_last": "Dan",
   "student": "denoiser-student", "ROUTERS": "routers", "duo": "duo",
-  "ensemble": "target", "self_speculative": "skipped.json",
+  "ensemble": "target", "self_speculative": "skipped.json", "DRAFTER": "prompt_lookup",
 }  # fmt: skip
 DRAWN = "draft_model[near]"
 DRAFTER_OF = dict.fromkeys(("target_only", "token", "block", "typical", "judge", "transfer"), DRAWN)
@@ -237,7 +237,7 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0, of: str = "
 
   if not part and door not in DECORATING:
     return causal("")
-  if door in ("drafters", "heads"):
+  if door in ("drafters", "drafters by load", "heads"):
     return causal(part)
   if door in ("trees", "ensembles", "prompts", "vocabularies"):
     return causal(f"{DRAWN}/{part}")
@@ -435,6 +435,7 @@ def recorded(drafter: Drafter) -> Drafter:
     init=init, propose=propose,
     update=lambda p, t, s, **more: (drafter.update(p, t, s[0], **more), s[1]),
     evaluate=None if drafter.evaluate is None else inner(drafter.evaluate),
+    sizes=(), choose=None,
   )  # fmt: skip
 
 

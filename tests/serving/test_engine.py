@@ -216,20 +216,94 @@ def test_a_request_that_fails_fails_alone(decoder, expected, monkeypatch):
     assert good.wait() == expected[0]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_what_breaks_the_loop_ends_every_request(decoder, monkeypatch):
-  def breaks(*_):
-    raise MemoryError("no room")
+def test_a_round_that_breaks_ends_the_requests_in_it_alone(decoder, expected, monkeypatch, caplog):
+  advance, calls = decoder.advance, []
+
+  def breaks(*arguments):
+    calls.append(1)
+    if len(calls) == 2:
+      raise MemoryError("no room")
+    return advance(*arguments)
 
   monkeypatch.setattr(decoder, "advance", breaks)
+  with Engine(decoder, queue=20, rounds=1) as engine:
+    gate = Gate()
+    first = engine.submit([1], 30, tell=gate)
+    assert gate.reached.wait(30)
+    others = [engine.submit(prompt, budget, **asked) for prompt, budget, asked in ASKED]
+    gate.open.set()
+    broken = [first, others[0]]  # that hold the two rows
+    for ticket in broken:
+      with pytest.raises(MemoryError, match="no room"):
+        ticket.wait()
+    assert [ticket.wait() for ticket in others[1:]] == expected[1:]
+    assert engine.submit(*ASKED[0][:2]).wait() == expected[0] and not engine.closed
+  assert "a round has failed" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["admit", "take"])  # a prompt is read, rows are added
+def test_what_breaks_before_a_round_ends_one_request(decoder, expected, monkeypatch, what):
+  own = getattr(DecodeRows, what)
+
+  def breaks(*arguments):
+    monkeypatch.setattr(DecodeRows, what, own)
+    raise MemoryError("no room")
+
+  with Engine(decoder, fewer=[1], queue=20, rounds=1) as engine:
+    gate = Gate()
+    first = engine.submit([1], 30, tell=gate)
+    assert gate.reached.wait(30)
+    monkeypatch.setattr(DecodeRows, what, breaks)
+    others = [engine.submit(prompt, budget, **asked) for prompt, budget, asked in ASKED]
+    gate.open.set()
+    ended = [ticket for ticket in (first, *others) if not _answered(ticket)]
+    assert 1 <= len(ended) <= 2 and all(isinstance(x.error, MemoryError) for x in ended)
+    for ticket, tokens in zip(others, expected, strict=True):
+      assert ticket in ended or ticket.tokens == tokens
+
+
+def _answered(ticket) -> bool:
+  try:
+    return bool(ticket.wait())
+  except MemoryError:
+    return False
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_where_no_rows_can_be_made_every_request_ends(decoder, monkeypatch):
+  started = threading.Event()
+
+  def breaks(*_):
+    assert started.wait(30)
+    raise MemoryError("no room")
+
+  monkeypatch.setattr(DecodeRows, "__init__", breaks)
   with Engine(decoder) as engine:
     tickets = [engine.submit([1], 3) for _ in range(2)]
+    started.set()
     for ticket in tickets:
       with pytest.raises(MemoryError, match="no room"):
         ticket.wait()
     engine._thread.join(30)
     with pytest.raises(Closed):
       engine.submit([1], 3)
+
+
+@pytest.mark.slow
+def test_a_thousand_requests_wait(decoder, expected):
+  with Engine(decoder, queue=1000) as engine:
+    gate = Gate()
+    engine.submit([1], 2, tell=gate)
+    assert gate.reached.wait(30)
+    tickets = [engine.submit([1 + i % 11], 1 + i % 3, seed=i) for i in range(1000)]
+    last = engine.submit([1], 2)  # two rows, and a thousand that wait
+    with pytest.raises(Busy):
+      engine.submit([1], 2)
+    tickets[500].cancel()
+    gate.open.set()
+    assert [len(x.wait()) for x in tickets[:500]] == [1 + i % 3 for i in range(500)]
+    assert all(x.wait() for x in tickets[501:]) and tickets[500].reason == "cancelled"
+    assert len(last.wait()) == 2 and engine.load == (0, 0)
 
 
 @pytest.mark.parametrize("name", ["none", "aggressive"])

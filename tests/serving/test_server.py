@@ -360,6 +360,46 @@ def test_a_completion_with_its_prompt_is_scored(client, model):
   ] == choice.logprobs.text_offset[:-1]  # fmt: skip
 
 
+@pytest.mark.parametrize("echo", [False, True])
+def test_logprobs_in_a_stream_are_those_of_the_whole(client, echo):
+  options = {"model": NAME, "prompt": "the cat", "max_tokens": NEW, "logprobs": 2, **GREEDY}
+  whole = client.completions.create(echo=echo, **options).choices[0].logprobs
+  parts = client.completions.create(echo=echo, stream=True, **options)
+  came = [p.choices[0].logprobs for p in parts if p.choices[0].logprobs]
+  assert len(came) > 1
+  for field in ("tokens", "text_offset"):
+    assert [y for x in came for y in getattr(x, field)] == getattr(whole, field)
+  for field in ("token_logprobs", "top_logprobs"):
+    found, wanted = [y for x in came for y in getattr(x, field)], getattr(whole, field)
+    assert [x is None for x in found] == [x is None for x in wanted]
+    for x, y in zip(found, wanted, strict=True):
+      assert x is None or x == pytest.approx(y, abs=2e-5)
+
+
+def test_logprobs_of_a_chat_in_a_stream(client):
+  options = {"model": NAME, "messages": asked("the cat"), "max_tokens": NEW, "logprobs": True}
+  whole = client.chat.completions.create(**options, **GREEDY).choices[0].logprobs.content
+  parts = client.chat.completions.create(stream=True, **options, **GREEDY)
+  came = [x for p in parts if p.choices[0].logprobs for x in p.choices[0].logprobs.content]
+  assert [x.bytes for x in came] == [x.bytes for x in whole]
+  assert [x.logprob for x in came] == pytest.approx([x.logprob for x in whole], abs=2e-5)
+
+
+def test_the_likeliest_of_several_are_shown(client):
+  options = {"model": NAME, "prompt": ["the cat", "a dog"], "max_tokens": NEW, "seed": 5}
+  every = client.completions.create(n=5, logprobs=0, temperature=0.9, **options)
+  best = client.completions.create(n=2, best_of=5, temperature=0.9, **options)
+  assert best.usage.completion_tokens == every.usage.completion_tokens == 10 * NEW
+  expected = []
+  for first in (0, 5):
+    own = every.choices[first : first + 5]
+    own.sort(key=lambda x: np.mean(x.logprobs.token_logprobs), reverse=True)
+    expected += [x.text for x in own[:2]]
+  assert [x.text for x in best.choices] == expected
+  with pytest.raises(openai.BadRequestError, match="`best_of` must be 1, which is n, in a stream"):
+    client.completions.create(best_of=2, stream=True, **options)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_several_choices(client, model, stream):
   """They are what a decoder says to as many copies of the prompts; `echo` is before each."""
@@ -554,6 +594,12 @@ def test_metrics_count_what_is_answered(engine, client, port, model):
   assert gained["specjax_time_to_first_token_seconds_count"] == 2
   assert gained["specjax_request_seconds_sum"] >= gained["specjax_time_to_first_token_seconds_sum"]
   assert gained["specjax_refused_total400"] == 1
+  drafts = [gained.get(f"specjax_drafts_total{length}", 0) for length in range(4)]
+  assert sum(drafts) == gained["specjax_passes_total"]
+  for what, total in (("drafted", "drafted_tokens"), ("accepted", "accepted_tokens")):
+    places = [gained[f"specjax_{what}_at_total{place}"] for place in (1, 2, 3)]
+    assert sum(places) == gained[f"specjax_{total}_total"] and places == sorted(places)[::-1]
+  assert gained["specjax_drafted_at_total3"] == drafts[3]
   with kept_busy(engine, 1):
     busy = scraped(port)
     assert (busy["specjax_running"], busy["specjax_waiting"]) == engine.load
@@ -646,6 +692,35 @@ def kept_busy(engine, waiting: int):
     for ticket in tickets:
       ticket.cancel()
     over.set()
+
+
+def test_who_reads_slowly_holds_nobody_up(engine, client, port):
+  body = b'{"prompt": "the", "max_tokens": 60, "n": 16, "stream": true, "logprobs": 20}'
+  with contextlib.closing(socket.socket()) as link:
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+    link.connect(("127.0.0.1", port))
+    link.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
+                 % (len(body), body))  # fmt: skip
+    assert link.recv(16)
+    assert client.completions.create(model=NAME, prompt="the").usage.completion_tokens == 16
+    until(lambda: engine.load == (0, 0))  # its texts are done though it has not read them
+
+
+def test_a_broken_round_is_said_and_the_server_goes_on(engine, client, monkeypatch):
+  advance = engine.decoder.advance
+
+  def breaks(*arguments):
+    monkeypatch.setattr(engine.decoder, "advance", advance)
+    raise MemoryError("no room")
+
+  expected = client.completions.create(model=NAME, prompt="the", **GREEDY).choices[0].text
+  for stream in (False, True):
+    monkeypatch.setattr(engine.decoder, "advance", breaks)
+    words = r"a round has failed \(MemoryError\), and with it this answer; try again\."
+    with pytest.raises(openai.APIError, match=words):
+      list(client.completions.create(model=NAME, prompt="the", stream=stream, **GREEDY))
+    found = client.completions.create(model=NAME, prompt="the", **GREEDY)
+    assert found.choices[0].text == expected
 
 
 def test_a_row_is_freed_where_nobody_listens(engine, client, port):
@@ -843,7 +918,7 @@ WRONG = [
   ({"messages": [{"role": "developer", "content": "x"}]}, 400, "role='developer'"),
   ({"top_logprobs": 2}, 400, "`top_logprobs` must be 0 without logprobs, got 2."),
   ({"logprobs": True, "top_logprobs": 21}, 400, "`top_logprobs` must be between 0 and 20, got 21."),
-  ({"logprobs": True, "stream": True}, 400, "`logprobs` must be false in a stream, got True."),
+  ({"best_of": 2}, 400, "`best_of` must be 1, got 2."),
   ({"repetition_penalty": 0}, 400, "`repetition_penalty` must be above 0 (1 is off), got 0."),
   ({"frequency_penalty": -2.5}, 400, "`frequency_penalty` must be between -2 and 2, got -2.5."),
   ({"min_tokens": 5}, 400, "`min_tokens` must be between 0 and 4 (up to max_tokens), got 5."),

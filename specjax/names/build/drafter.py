@@ -1,5 +1,6 @@
 """Drafters from names: of one part, or of several that are joined."""
 
+import itertools
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from specjax.base import Drafter, Params
 from specjax.checkpoints.trained_for import checked
 from specjax.data import datastore, trigrams
 from specjax.drafters import fallback, forced, union
+from specjax.drafters.combine.by_load import by_load, unpriced
 from specjax.drafters.layers import skipped_layers
 from specjax.drafters.layers.dynamic_exit import unseen
 from specjax.drafters.layers.over_cache import over_cache
@@ -28,6 +30,7 @@ from specjax.names import grammar as spec
 from specjax.names.build.cache import config_of, make_cache
 from specjax.names.build.draft_model import build_draft_model
 from specjax.names.build.drafters import (
+  DEFAULT_NODES,
   OF_OWN_LAYERS,
   OF_RECYCLING,
   OF_SOURCES,
@@ -44,7 +47,7 @@ from specjax.names.build.drafters import (
 from specjax.names.build.head import build_head
 from specjax.names.build.tree import build_tree, chain
 from specjax.names.grammar import Part
-from specjax.names.load import Model
+from specjax.names.load import Model, is_companion
 from specjax.processors import schemas
 from specjax.processors.matchers import matchers
 from specjax.trees import Static
@@ -230,6 +233,27 @@ def _token_recycling(model: Model, part: Part, tree: Any, draft_length: Any, _: 
   return name + suffix, drafter, nothing(model.config.vocab_size, shape)
 
 
+def _auto(model: Model, part: Part, tree: Any, draft_length: Any, joined: bool) -> Built:
+  """A drafter in drafts of several sizes, of which each round has one, or none."""
+  refuse(part.name, tree, draft_length)
+  spec.decorations(part, {})
+  if joined:
+    raise ValueError("drafter='auto': it chooses for the whole round, and is joined to no other.")
+  name, arguments = bind(part)
+  if part.text is None:
+    inner = Part("eagle3" if is_companion(model, "eagle3") else "prompt_lookup")
+  else:
+    inner = spec.parse_one("drafter", part.text)
+  if inner.numbers or inner.name == part.name:
+    raise ValueError(f"drafter={name!r}: what it drafts with is another drafter, without a number.")
+  nodes = arguments.get("nodes", DEFAULT_NODES)
+  sizes = [*itertools.takewhile(nodes.__gt__, (2 << i for i in itertools.count())), nodes]
+  built = [_single(model, inner._replace(numbers=(size,))) for size in sizes]
+  drafter = by_load(*(drafter for _, drafter, _ in built))
+  name = spec.show([Part("auto", (nodes,), spec.show([inner]))])
+  return name, drafter, unpriced(built[-1][2], len(sizes))
+
+
 # Drafters that are made of more than a target and numbers.
 OF_PARTS: dict[str, Callable[[Model, Part, Any, Any, bool], Built]] = {
   "draft_model": build_draft_model,
@@ -237,4 +261,5 @@ OF_PARTS: dict[str, Callable[[Model, Part, Any, Any, bool], Built]] = {
   "self_speculative": _self_speculative,
   "denoiser": _denoiser,
   "forced": _forced,
+  "auto": _auto,
 }

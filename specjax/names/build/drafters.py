@@ -17,6 +17,7 @@ from specjax.base import Drafter, Params, Target
 from specjax.data import vocabulary
 from specjax.draft_length import DRAFT_LENGTHS
 from specjax.drafters import DRAFTERS
+from specjax.drafters.combine.by_load import by_load
 from specjax.drafters.combine.rescored import local, ngram
 from specjax.drafters.combine.union import agreeing
 from specjax.drafters.models.adaptive_model import adaptive_model
@@ -39,6 +40,7 @@ from specjax.trees.prompt_token_budget import allocate
 DEFAULT_NODES = 8
 MOST_NODES = 4096
 ANY_HEAD = "head"  # of the kind that its directory holds
+BY_LOAD: dict[str, Callable[..., Drafter]] = {"auto": by_load}
 HEAD_NAMES = (*HEADS, ANY_HEAD)
 RESCORINGS: dict[str, Callable[..., Drafter]] = {
   "ngram": ngram,
@@ -89,7 +91,7 @@ def parameters(name: str, draft_length: bool = False) -> dict[str, grammar.Numbe
   Args:
     draft_length: whether a draft-length policy ends the chain of a draft model.
   """
-  if is_head(name):
+  if is_head(name) or name in BY_LOAD:
     return {"nodes": DEFAULT_NODES}
   return grammar.parameters(adaptive_model if draft_length else builder_of(name))
 
@@ -103,7 +105,7 @@ def builder_of(name: str) -> Callable[..., Drafter]:
     ValueError: nothing has this name, see `checks.own_part`.
   """
   if not checks.is_own_file(name):
-    return grammar.look_up("drafter", Part(name), DRAFTERS, HEADS, {ANY_HEAD: None})
+    return grammar.look_up("drafter", Part(name), DRAFTERS, HEADS, {ANY_HEAD: None}, BY_LOAD)
   found = checks.own_part("drafter", name)
   if isinstance(found, Drafter):
     return lambda: found

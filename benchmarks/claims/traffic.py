@@ -1,0 +1,254 @@
+r"""Mixed traffic against `specjax serve` for a while: what was lost, and what is left at the end.
+
+    python benchmarks/claims/traffic.py --seconds 3600 --model gsm8k-7m --drafter prompt_lookup-4
+
+The server is a process of its own. Its clients send chats and completions, whole and as streams,
+with several settings and long beginnings in common; some hang up before, while or after they are
+answered, read slowly, or send what is no request, or too much. At the end all is waited for, the
+server is asked what still runs, and it is ended by SIGTERM while one more answer comes. A request
+is lost where nothing came back that says how it ended.
+"""
+
+import collections
+import dataclasses
+import json
+import pathlib
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx2
+
+from specjax import checks, command_line
+from specjax.eval import report, table
+from specjax.eval.prompts import OUR_QUESTIONS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """What is sent, and to what.
+
+  Attributes:
+    model, drafter, batch, prefixes: the server's.
+    max_length: the most tokens of a prompt and its answer.
+    queue: how many requests may wait there; fewer than the clients, so that some are refused.
+    clients: how many send at a time.
+    seconds: for how long.
+    seed: of the traffic.
+    out: directory of the report.
+  """
+
+  model: str = "gsm8k-7m"
+  drafter: str = "prompt_lookup-4"
+  batch: int = 4
+  prefixes: float = 8.0
+  max_length: int = 256
+  queue: int = 6
+  clients: int = 16
+  seconds: float = 180.0
+  seed: int = 0
+  out: str = "results/traffic"
+
+
+BEGINNING = "You know arithmetic and explain each step. " * 6
+SETTINGS: tuple[dict[str, Any], ...] = (
+  {"temperature": 0}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.1, "n": 2},
+  {"temperature": 0.7, "presence_penalty": 0.5}, {"temperature": 0, "logprobs": True},
+  {"temperature": 0, "stop": ["."]},
+  {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["a", "b"]}}}},
+)  # fmt: skip
+WRONG: tuple[bytes, ...] = (
+  b"", b"{", b"[" * 10_000, b"\xff\xfe", b'{"messages": []}', b'{"messages": 1, "n": 99}',
+  b'{"messages": [{"role": "user", "content": "x"}], "temperature": -1}', b"x" * 200_000,
+)  # fmt: skip
+
+
+class Client:
+  """One client: a request after the other, of kinds drawn by its own seed."""
+
+  def __init__(self, address: tuple[str, int], seed: int):
+    self.address, self.draw = address, random.Random(seed)
+    self.http = httpx2.Client(base_url="http://{}:{}".format(*address), timeout=300)
+    self.counts: collections.Counter[str] = collections.Counter()
+    self.kinds: tuple[tuple[Callable[[], str], int], ...] = (
+      (self.whole, 6), (self.streamed, 6), (self.response, 2), (self.gone, 3), (self.slow, 1),
+      (self.wrong, 2),
+    )  # fmt: skip
+
+  def body(self, stream: bool) -> dict[str, Any]:
+    question = self.draw.choice(OUR_QUESTIONS)
+    text = self.draw.choice(("", BEGINNING)) + question
+    return {
+      "messages": [{"role": "user", "content": text}], "max_tokens": self.draw.randint(1, 60),
+      "seed": self.draw.randrange(2**32), "stream": stream, **self.draw.choice(SETTINGS),
+    }  # fmt: skip
+
+  def run(self, until: float) -> None:
+    ways, weights = zip(*self.kinds, strict=True)
+    while time.monotonic() < until:
+      (way,) = self.draw.choices(ways, weights)
+      self.counts["sent"] += 1
+      try:
+        said = way()
+      except (httpx2.HTTPError, OSError, ValueError, LookupError) as error:
+        said = f"lost: {type(error).__name__}"
+      self.counts[said] += 1
+      if said.startswith("refused: 429"):
+        time.sleep(0.05)
+
+  def whole(self) -> str:
+    found = self.http.post("/v1/chat/completions", json=self.body(False))
+    return self.judged(found.status_code, lambda: found.json()["choices"][0]["finish_reason"])
+
+  def response(self) -> str:
+    asked = {"input": self.draw.choice(OUR_QUESTIONS), "max_output_tokens": 20}
+    found = self.http.post("/v1/responses", json=asked)
+    return self.judged(found.status_code, lambda: found.json()["output"])
+
+  def judged(self, status: int, ended: Callable[[], Any]) -> str:
+    if status != 200:
+      return f"refused: {status}"
+    return "answered" if ended() else "lost: no end"
+
+  def events(self, wait: float = 0.0) -> Iterator[str]:
+    path = "/v1/chat/completions"
+    with self.http.stream("POST", path, json=self.body(True)) as found:
+      if found.status_code != 200:
+        found.read()
+        yield f"refused: {found.status_code}"
+        return
+      for line in found.iter_lines():
+        time.sleep(wait)
+        yield line
+    yield "lost: no end"
+
+  def streamed(self, wait: float = 0.0) -> str:
+    for line in self.events(wait):
+      if line.startswith(("refused", "lost")):
+        return line
+      if line == "data: [DONE]":
+        return "answered"
+      if line.startswith('data: {"error"'):
+        return "lost: an error in a stream"
+    return "lost: no end"
+
+  def slow(self) -> str:
+    return self.streamed(0.1)
+
+  def gone(self) -> str:
+    """Hangs up: at the first event, or on a raw line before the request or its answer is whole."""
+    if self.draw.random() < 0.4:
+      for line in self.events():
+        return line if line.startswith("refused") else "hung up"
+    raw = json.dumps(self.body(self.draw.random() < 0.5)).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+    with socket.create_connection(self.address, timeout=60) as link:
+      link.sendall(head % len(raw) + raw[: self.draw.choice((0, 9, len(raw)))])
+      time.sleep(self.draw.random() / 10)
+    return "hung up"
+
+  def wrong(self) -> str:
+    found = self.http.post("/v1/chat/completions", content=self.draw.choice(WRONG))
+    said = found.json()["error"]["message"]
+    refused = 400 <= found.status_code < 500 and said.endswith(".")
+    return f"refused: {found.status_code}" if refused else "lost: a body that is no request"
+
+
+def memory(pid: int) -> float:
+  """What a process holds, MB (1e6 bytes)."""
+  status = pathlib.Path(f"/proc/{pid}/status").read_text()
+  found = re.search(r"VmRSS:\s+(\d+) kB", status)
+  assert found is not None
+  return int(found[1]) * 1024 / 1e6
+
+
+def scraped(http: httpx2.Client) -> dict[str, float]:
+  """The figures of /metrics without labels."""
+  lines = http.get("/metrics").text.splitlines()
+  return {
+    name: float(value) for name, value in (x.split(" ") for x in lines if x[:1] not in ("#", ""))
+  }
+
+
+def last(process: subprocess.Popen, http: httpx2.Client) -> str:
+  """SIGTERM while an answer comes: how that ended."""
+  body = {"messages": [{"role": "user", "content": "Ann"}], "max_tokens": 100, "stream": True}
+  with http.stream("POST", "/v1/chat/completions", json=body) as found:
+    lines = found.iter_lines()
+    next(lines)
+    process.send_signal(signal.SIGTERM)
+    said = [*lines]
+  code = process.wait(60)
+  return f"finished, exit {code}" if "data: [DONE]" in said else f"cut, exit {code}"
+
+
+def main(config: Config) -> None:
+  report.check(config, "batch", "clients")
+  checks.number("seconds", config.seconds, above=0)
+  report.directory(config.out)
+  command = [
+    sys.executable, "-m", "specjax.cli", "serve", "--port", "0", "--model", config.model,
+    "--drafter", config.drafter, "--batch", str(config.batch), "--queue", str(config.queue),
+    "--prefixes", str(config.prefixes), "--max-length", str(config.max_length),
+  ]  # fmt: skip
+  with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    try:
+      assert process.stdout is not None
+      found = re.search(r"http://([\d.]+):(\d+)/v1", process.stdout.readline())
+      if found is None:
+        raise ValueError("`model` and `drafter` must be served, and the server did not start.")
+      address = found[1], int(found[2])
+      clients = [Client(address, config.seed + i) for i in range(config.clients)]
+      warm = time.monotonic() + min(20.0, config.seconds / 4)
+      begun, samples = time.monotonic(), list[float]()
+      threads = [
+        threading.Thread(target=client.run, args=(begun + config.seconds,)) for client in clients
+      ]
+      for thread in threads:
+        thread.start()
+      while any(thread.is_alive() for thread in threads):
+        time.sleep(min(5.0, config.seconds / 10))
+        if time.monotonic() > warm:
+          samples.append(memory(process.pid))
+      http = clients[0].http
+      for _ in range(600):
+        health = http.get("/health").json()
+        if health["running"] == health["waiting"] == 0:
+          break
+        time.sleep(0.1)
+      seen = scraped(http)
+      end = memory(process.pid)
+      ending = last(process, http)
+    finally:
+      process.kill()
+  counts: collections.Counter[str] = collections.Counter()
+  for client in clients:
+    counts.update(client.counts)
+  quarter = max(len(samples) // 4, 1)
+  begin = sum(samples[:quarter]) / quarter
+  figures = {
+    **{name: str(counts[name]) for name in sorted(counts)},
+    "lost": str(sum(n for name, n in counts.items() if name.startswith("lost"))),
+    "running and waiting at the end": f"{health['running']} and {health['waiting']}",
+    "prefix store, MB of its limit": f"{seen.get('specjax_prefix_bytes', 0) / 1e6:.1f} of "
+    f"{config.prefixes:g}",
+    "prefix hits": f"{seen.get('specjax_prefix_hits_total', 0):.0f}",
+    "tokens": f"{seen['specjax_generated_tokens_total']:.0f}",
+    "memory, MB: first quarter, last quarter, end": f"{begin:.0f}, "
+    f"{sum(samples[-quarter:]) / quarter:.0f}, {end:.0f}",
+    "an answer at SIGTERM": ending,
+  }
+  rows = [{"what": name, "count": value} for name, value in figures.items()]
+  found_all = {"counts": dict(counts), "memory": samples, "figures": figures}
+  report.publish(config, found_all, table.markdown(rows))
+
+
+if __name__ == "__main__":
+  sys.exit(command_line.run(main, Config, __doc__))

@@ -1,0 +1,149 @@
+"""Drafts by load: no token depends on them, and what is taken is what promises most a second."""
+
+import itertools
+import threading
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_conversation import MODEL
+from test_engine import ASKED, END, alone
+
+from specjax import Decoder, speculate
+from specjax.decoding import prices
+from specjax.drafters.combine.by_load import best, chances
+from specjax.serving.engine import Engine
+from specjax.serving.rows import DecodeRows
+
+
+@pytest.fixture
+def timed(tmp_path, monkeypatch):
+  """Prices of every kind of batch, which a test may change, in place of this machine's."""
+  table = np.array([[1.0, 1.1, 1.3], [1.0, 1.4, 2.5], [1.0, 2.5, 6.0]])
+  found = []
+
+  def measure(decoder, batches, T, capacity):
+    found.append(list(batches))
+    return table[: len(batches)]
+
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+  monkeypatch.setattr(prices, "measure", measure)
+  return found
+
+
+@pytest.fixture
+def engine(timed):
+  decoder = Decoder(MODEL, "auto-4[prompt_lookup]", "target_only", batch=4, stop=[END])
+  with Engine(decoder, rounds=2, queue=40) as engine:
+    yield engine
+
+
+@pytest.mark.slow
+def test_no_token_depends_on_the_load(engine):
+  """One, then several, then all rows are busy; rows are added and given up meanwhile."""
+  expected = [alone(*request).tokens for request in ASKED]
+  for at_once in (1, 2, 8):
+    for begin in range(0, len(ASKED), at_once):
+      tickets = [
+        (i, engine.submit(ASKED[i][0], ASKED[i][1], **ASKED[i][2]))
+        for i in range(begin, min(begin + at_once, len(ASKED)))
+      ]
+      for i, ticket in tickets:
+        assert ticket.wait() == expected[i]
+
+
+def test_nothing_is_compiled_for_other_loads(engine, timed):
+  assert engine.sizes == [1, 2, 4] == timed[0]
+  engine.submit([1], 2).wait()
+  for T in engine.lengths:
+    engine.submit([1] * (T - 1), 1).wait()
+  programs = speculate.compiled_start, speculate.compiled_advance
+  before = [program._cache_size() for program in programs]
+  seen = set()
+  for at_once in (1, 2, 3, 7, 1, 1):
+    tickets = [engine.submit([1, 2, 3, 1, 2], 40) for _ in range(at_once)]
+    for ticket in tickets:
+      ticket.wait()
+      seen |= {depth for depth, n in enumerate(ticket.rounds.offered) if n}
+  assert [program._cache_size() for program in programs] == before
+  assert len(seen) > 1  # of several lengths
+
+
+@pytest.mark.slow
+def test_rows_follow_the_requests(timed, monkeypatch):
+  counts, advance = [], DecodeRows.advance
+
+  def seen(self, rounds):
+    counts.append(self.count)
+    return advance(self, rounds)
+
+  monkeypatch.setattr(DecodeRows, "advance", seen)
+  decoder = Decoder(MODEL, batch=4)
+  with Engine(decoder, rounds=1, queue=9, fewer=[1, 2]) as engine:
+    reached, gate = threading.Event(), threading.Event()
+
+    def tell():
+      reached.set()
+      assert gate.wait(30)
+
+    (first,) = Decoder(MODEL)([[1, 2]], 60)
+    long = engine.submit([1, 2], 60, tell=tell)
+    assert reached.wait(30)
+    begun = len(counts)
+    others = [engine.submit([i], 3) for i in range(3, 8)]
+    gate.set()
+    for i, ticket in zip(range(3, 8), others, strict=True):
+      assert ticket.wait() == Decoder(MODEL)([[i]], 3)[0].tokens
+    assert long.wait() == first.tokens
+  assert counts[begun - 1] == 1 and counts[begun] == 4 and counts[-1] == 1
+  assert [n for n, _ in itertools.groupby(counts[begun:])][-2:] in ([4, 1], [2, 1])
+
+
+def test_prices_are_kept(timed, tmp_path):
+  decoder = Decoder(MODEL, "auto-4[prompt_lookup]", "target_only", batch=4)
+  for batches, measured in (([1, 2, 4], 1), ([1, 2, 4], 1), ([1, 2], 2)):
+    found = prices.prices(decoder, batches, 32, 64)
+    assert len(timed) == measured == len(list((tmp_path / "specjax" / "prices").iterdir()))
+    table = np.asarray(found.prices)
+    np.testing.assert_allclose(table[:2], [[1.0, 1.1, 1.3], [1.0, 1.4, 2.5]])
+    last = [1.0, 2.5, 6.0] if len(batches) > 2 else [1.0, 1.4, 2.5]
+    np.testing.assert_allclose(table[2:], np.tile(last, (15, 1)))
+
+
+def test_prices_are_of_rounds_that_write_nothing():
+  decoder = Decoder(MODEL, "auto-4[prompt_lookup]", "target_only")
+  found = prices.measure(decoder, [1, 2], 32, 64)
+  assert found.shape == (2, 3) and (found > 0).all()
+
+
+def expected(widths, cost, gains):
+  """By enumeration."""
+  rates = [sum(gains[:w]) / c for w, c in zip(widths, cost, strict=True)]
+  return max(range(len(rates)), key=lambda i: (rates[i], i))
+
+
+def test_the_best_size_is_taken():
+  rng, widths = np.random.default_rng(0), (1, 2, 4, 8)
+  for _ in range(200):
+    gains, cost = rng.uniform(size=8), 1 + np.cumsum(rng.uniform(size=4))
+    found = best(widths, jnp.asarray(cost, jnp.float32), jnp.asarray(gains, jnp.float32))
+    assert int(found) == expected(widths, cost, gains)
+
+
+def test_chances_are_those_of_a_row_where_it_has_many():
+  tries = jnp.asarray([[0.0, 500.0], [0.0, 0.0], [0.0, 500.0]])
+  hits = jnp.asarray([[0.0, 450.0], [0.0, 0.0], [0.0, 50.0]])
+  found = np.asarray(chances(tries, hits))[:, 1]
+  np.testing.assert_allclose(found, [0.9, 0.5, 0.1], atol=0.01)
+  assert 0 < chances(jnp.zeros((1, 3)), jnp.zeros((1, 3)))[0, 2] < 1
+
+
+@pytest.mark.parametrize(("name", "words"), [
+  ("auto[prompt_lookup-4]", "without a number"), ("auto[auto]", "another drafter"),
+  ("auto+prompt_lookup", "is joined to no other"), ("auto-1", "between 2 and 4096 nodes"),
+  ("auto[swift]", "writes its state while it drafts"), ("auto[jacobi]", "depends on its size"),
+  ("auto[layerskip]", "it draws its tokens, or has"), ("auto[none]", "takes no number"),
+])  # fmt: skip
+def test_what_does_not_go_by_load_is_refused(name, words):
+  with pytest.raises(ValueError, match=words):
+    Decoder(MODEL, name, "target_only")([[1, 2]], 4)
