@@ -180,6 +180,11 @@ def _policy(model: Model, given: Any, batch: int) -> tuple[str, Policy, Params]:
     name, policy, params = _make("policy", first, builder, batch, *fixed, **own)
   for part in added:
     builder = grammar.look_up("policy", part, ADDED)
+    if policy.rounds is not None and builder is not ADDED["settled"]:
+      raise ValueError(
+        f"`policy` must have nothing but settled with + after {policy.name}, which may change its "
+        f"mind, got {part.name!r}."
+      )
     ends = tokens_of(model, part, batch)
     label, policy, params = _make("policy", part, builder, batch, policy, base=params, **ends)
     name = f"{name}+{label}"
@@ -311,6 +316,10 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
       draft_verify.check_cache(cache)
     if guesses > 1 and chosen["guidance"] is not None:
       raise ValueError(f"`guesses` must be 1 with guidance, got {guesses}.")
+    if guesses > 1 and denoiser.soften is not None:
+      raise ValueError(
+        f"`guesses` must be 1 for a denoiser that reads what its last pass said, got {guesses}."
+      )
   shown = [labels[k] for k in DECORATIONS if k in labels and labels[k] != defaults.get(k)]
   stop = jnp.asarray([*model.stop, -1], jnp.int32)
   method = denoise.DenoiseMethod(
@@ -336,6 +345,9 @@ def _denoiser(
 ) -> tuple[Denoiser, Callable[[Array, Array], Params]]:
   """The denoiser, guided or reweighted where that is asked for, and its weights for a request."""
   denoiser: Denoiser = model.denoiser
+  for kind in ("reweighting", "guidance"):
+    if denoiser.mask is None and chosen[kind] is not None:
+      raise ValueError(f"`{kind}` needs a mask token, which {model.name!r}, of uniform noise, lacks.")
   if (part := chosen["reweighting"]) is not None:
     text = load_small(model, part)
     label, numbers = grammar.bind("policy", part, parameters(reweighted))
