@@ -210,8 +210,9 @@ def _blocks(
   label, given = grammar.bind("blocks", part, parameters(BLOCKS[part.name]))
   window = _window(params)
   if "ahead" in (known := parameters(BLOCKS[part.name])):
-    size = given.get("size", window or denoiser.block or int(known["size"] or 0))
-    looks_ahead = policy.ahead and denoiser.block is None
+    own_size = denoiser.block or denoiser.length or int(known["size"] or 0)
+    size = given.get("size", window or own_size)
+    looks_ahead = policy.ahead and denoiser.block is None and denoiser.encode is None
     own = {"size": size} | ({"ahead": size} if looks_ahead else {}) | given
     part = part._replace(numbers=(), labelled=tuple(own.items()))
   ids = tokens_of(model, part, batch)
@@ -286,7 +287,8 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   )
   checks.whole("blocks", blocks.window, 1, 2**16, note="slots of a block")
   check_blocks(denoiser, blocks)
-  defaults = DEFAULTS | {"cache": "none" if denoiser.block is None else "committed"}
+  usual = "none" if denoiser.block is None else "committed"
+  defaults = DEFAULTS | {"cache": usual if denoiser.encode is None else "encoded"}
   if chosen["cache"] is None:
     chosen["cache"] = Part(defaults["cache"])
 
@@ -301,6 +303,8 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
     return made, params
 
   cache, _ = plain("cache", denoiser, blocks.window)
+  if denoiser.encode is not None and cache.name != "encoded":
+    checks.refuse("cache", cache.name, f"encoded for {model.name!r}, whose encoder writes it")
   rule, _ = plain("stopping")
   draws, _ = plain("draws")
   transforms = [plain("transform")] if chosen["transform"] is not None else []
@@ -347,7 +351,9 @@ def _denoiser(
   denoiser: Denoiser = model.denoiser
   for kind in ("reweighting", "guidance"):
     if denoiser.mask is None and chosen[kind] is not None:
-      raise ValueError(f"`{kind}` needs a mask token, which {model.name!r}, of uniform noise, lacks.")
+      raise ValueError(
+        f"`{kind}` needs a mask token, which {model.name!r}, of uniform noise, lacks."
+      )
   if (part := chosen["reweighting"]) is not None:
     text = load_small(model, part)
     label, numbers = grammar.bind("policy", part, parameters(reweighted))
