@@ -15,8 +15,9 @@ from safetensors.numpy import load_file, save_file
 
 from specjax import DiffusionDecoder
 from specjax.checkpoints import families, hf
-from specjax.diffusion import blocks, caches, denoise, draws, stopping
+from specjax.diffusion import blocks, denoise, draws, stopping
 from specjax.diffusion.base import Canvas, Earlier
+from specjax.diffusion.caches.encoded import encoded
 from specjax.diffusion.cooling import Cooling, cooling
 from specjax.diffusion.policies import ADDED, POLICIES
 from specjax.diffusion.policies.best import EntropyBound
@@ -92,7 +93,7 @@ def run(monkeypatch, fault=""):
   network = denoiser(config, None)
   policy = ADDED["settled"](ADDED["renoise"](POLICIES["entropy_bound"]()))
   method = denoise.DenoiseMethod(
-    network, caches.encoded(network, W), policy, blocks.fixed(W), stopping.after_end(),
+    network, encoded(network, W), policy, blocks.fixed(W), stopping.after_end(),
     (cooling(),), draws.anew()._replace(name=f"given {fault}"),  # a trace of its own
   )  # fmt: skip
   rows = functools.partial(jnp.full, B)
@@ -185,7 +186,7 @@ def test_a_batch_is_decoded_by_name_as_each_prompt_alone():
   for b, result in enumerate(results):
     (same,) = alone(prompts[b : b + 1], [[24, 8, 16][b]], first=b)
     assert same.tokens == result.tokens and same.passes == result.passes
-  with pytest.raises(ValueError, match="`cache` must be encoded for 'tiny'"):
+  with pytest.raises(ValueError, match="`cache` must be left out for 'tiny', whose enc"):
     DiffusionDecoder(model, NAME + "/dual")
   with pytest.raises(ValueError, match="`guidance` needs a mask token"):
     DiffusionDecoder(model, NAME + "/guidance-1.5")

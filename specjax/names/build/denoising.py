@@ -18,6 +18,7 @@ from specjax.diffusion import any_subset, denoise, draft_verify
 from specjax.diffusion.base import Blocks, CanvasCache, Denoiser, Draws, Policy, Stopping, Transform
 from specjax.diffusion.blocks import BLOCKS, check_blocks
 from specjax.diffusion.caches import CACHES
+from specjax.diffusion.caches.encoded import encoded
 from specjax.diffusion.draws import DRAWS, tempered
 from specjax.diffusion.guidance import Guided, guided
 from specjax.diffusion.loops import AnySubset, Denoise, DraftVerify, Loop
@@ -287,9 +288,13 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   )
   checks.whole("blocks", blocks.window, 1, 2**16, note="slots of a block")
   check_blocks(denoiser, blocks)
-  usual = "none" if denoiser.block is None else "committed"
-  defaults = DEFAULTS | {"cache": usual if denoiser.encode is None else "encoded"}
-  if chosen["cache"] is None:
+  defaults = DEFAULTS | {"cache": "none" if denoiser.block is None else "committed"}
+  if denoiser.encode is not None:
+    if (given_cache := chosen["cache"]) is not None:
+      name = getattr(given_cache, "name", given_cache)
+      checks.refuse("cache", name, f"left out for {model.name!r}, whose encoder writes its own")
+    chosen["cache"], defaults["cache"] = encoded, "encoded"
+  elif chosen["cache"] is None:
     chosen["cache"] = Part(defaults["cache"])
 
   def plain(kind: str, *fixed: Any):
@@ -303,8 +308,6 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
     return made, params
 
   cache, _ = plain("cache", denoiser, blocks.window)
-  if denoiser.encode is not None and cache.name != "encoded":
-    checks.refuse("cache", cache.name, f"encoded for {model.name!r}, whose encoder writes it")
   rule, _ = plain("stopping")
   draws, _ = plain("draws")
   transforms = [plain("transform")] if chosen["transform"] is not None else []
