@@ -12,9 +12,10 @@ from jax import Array
 
 from specjax import checks
 from specjax.base import Params, Target
-from specjax.checkpoints import hf_config, hf_pictures, hf_rows
+from specjax.checkpoints import hf_config, hf_diffusion_gemma, hf_pictures, hf_rows
 from specjax.checkpoints.hf_cohere import COHERE
 from specjax.checkpoints.hf_deepseek import DEEPSEEK
+from specjax.checkpoints.hf_diffusion_gemma import DIFFUSION_GEMMA
 from specjax.checkpoints.hf_gemma import GEMMA
 from specjax.checkpoints.hf_gemma4 import GEMMA4
 from specjax.checkpoints.hf_glm import GLM
@@ -104,10 +105,20 @@ ROWS: dict[str, Row] = (
   | DEEPSEEK
   | LLAMA4
   | GEMMA4
+  | DIFFUSION_GEMMA
   | QWEN_NEXT
 )
 FAMILIES |= {name: _of_row(row) for name, row in ROWS.items()}
 FAMILIES["kimi_k2"] = FAMILIES["deepseek_v3"]  # the same network, which is saved as that
+_CANVAS = FAMILIES["diffusion_gemma_text"]
+FAMILIES["diffusion_gemma"] = _CANVAS._replace(  # both halves, as it is published
+  from_json=lambda raw, where="config.json": _CANVAS.from_json(
+    hf_diffusion_gemma.text(raw, where), where
+  ),
+  check_keys=lambda raw, config, where, used: _CANVAS.check_keys(
+    hf_diffusion_gemma.text(raw, where), config, where, used
+  ),
+)
 # What a network of these would need.
 _MISSING = {
   "gemma3n": "embeddings and shared keys of each layer",
@@ -156,7 +167,7 @@ def to_json(config: Config, *, mask: bool = False, shift: bool = False) -> dict[
     own = config.unlike_llama or {"experts": x, "rope_scaling": scaling}
     unlike = ", ".join(f"{name}={value!r}" for name, value in own.items() if value is not None)
     raise ValueError(f"{unlike}: no Hugging Face family has these features together.")
-  return raw
+  return raw if config.canvas is None else hf_diffusion_gemma.outer(raw)
 
 
 def family_of(config: Any) -> Family:

@@ -21,7 +21,7 @@ from specjax.checkpoints.hf_rows import (
 )
 from specjax.models.config import Config, Experts, Kind
 
-_SIZE = functools.partial(checks.whole, least=1)
+SIZE = functools.partial(checks.whole, least=1)
 _NAMES = _FOUR_NORMS | {
   "layer_embedding": "model.embed_tokens_per_layer",
   "layer_projection": "model.per_layer_model_projection",
@@ -56,7 +56,7 @@ def _sizes(found: Found, types: list[str]) -> list[dict[str, int]]:
     listed = {int(key): x for key, x in by_layer.items() if key.isdecimal()}
     if len(listed) < len(by_layer) or any(x.keys() - _OF_LAYER for x in listed.values()):
       checks.refuse(where, by_layer, f"one by numbers of layers, of {' and '.join(_OF_LAYER)}")
-    schema = dict.fromkeys(_OF_LAYER, _SIZE)
+    schema = dict.fromkeys(_OF_LAYER, SIZE)
     every = [checks.fields_of(listed.get(i, {}), schema, where) for i in range(len(types))]
   return [{ours: own.get(key, 0) for key, ours in _OF_LAYER.items()} for own in every]
 
@@ -100,7 +100,8 @@ def _kinds(found: Found) -> list[Kind]:
   return kinds
 
 
-def _read(found: Found) -> dict[str, Any]:
+def read(found: Found) -> dict[str, Any]:
+  """The fields of `Config` that are not sizes."""
   known, own = found.known, found.value("hidden_size_per_layer_input", 256) or 0
   if own and (words := known.get("vocab_size_per_layer_input", 262144)) != known["vocab_size"]:
     checks.refuse(f"{found.where}: vocab_size_per_layer_input", words, str(known["vocab_size"]))
@@ -154,14 +155,14 @@ def _no_bias(name: str, value: Any) -> bool:
 
 GEMMA4 = {
   "gemma4_text": Row(
-    "Gemma4ForCausalLM", _NAMES, _read, _write,
+    "Gemma4ForCausalLM", _NAMES, read, _write,
     TYPES | {
       **dict.fromkeys(
         ("attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp"), bool
       ),
       **dict.fromkeys(
         ("global_head_dim", "num_global_key_value_heads", "vocab_size_per_layer_input",
-         "num_experts", "top_k_experts", "moe_intermediate_size"), _SIZE
+         "num_experts", "top_k_experts", "moe_intermediate_size"), SIZE
       ),
       "hidden_size_per_layer_input": checks.whole, "num_kv_shared_layers": checks.whole,
       "final_logit_softcapping": functools.partial(checks.number, above=0),

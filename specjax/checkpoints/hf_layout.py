@@ -142,9 +142,25 @@ def layout(c: Config, names: Names) -> Layout:
     for name, shape in shapes.items():
       table[name,] = [Fusion(f"{names[name]}.weight", shape)]
     table["layer_norm", "weight"] = [Fusion(f"{names['layer_norm']}.weight", (P,))]
+  if c.canvas is not None:
+    table |= _self_conditioning(c, names)
   for i in range(c.layers):
     table |= block(c.of_layer(i), (f"layer_{i}",), names["layer"].format(i), names)
   return table
+
+
+def _self_conditioning(c: Config, names: Names) -> Layout:
+  """What a decoder has beside the encoder of its weights, and the encoder's scalars."""
+  E, F, ours = c.width, c.mlp_width, "self_conditioning"
+  theirs = names["self_conditioning"]
+  return {
+    (ours, "soft_norm", "weight"): [Fusion(f"{theirs}.pre_norm.weight", (E,))],
+    (ours, "gate_up"): [
+      Fusion(f"{theirs}.{name}.weight", (F, E)) for name in ("gate_proj", "up_proj")
+    ],
+    (ours, "down"): [Fusion(f"{theirs}.down_proj.weight", (E, F))],
+    ("encoder_scale",): [Fusion(names["encoder_scale"].format(i), (1,)) for i in range(c.layers)],
+  }
 
 
 def block(

@@ -15,6 +15,7 @@ TEXTS: Mapping[str, Mapping[str, Any]] = {
     "tie_word_embeddings": True,
   },
   "gemma4": {"model_type": "gemma4_text", "tie_word_embeddings": True},
+  "diffusion_gemma": {"model_type": "diffusion_gemma_text", "tie_word_embeddings": True},
   "llama4": {"model_type": "llama4_text", "tie_word_embeddings": False},
   "mistral3": {"model_type": "mistral", "tie_word_embeddings": False},
   "qwen3_5": {

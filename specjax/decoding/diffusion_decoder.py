@@ -1,4 +1,4 @@
-"""Fill texts with a masked diffusion model: the loop behind one object."""
+"""Fill texts with a diffusion model: the loop behind one object."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -13,6 +13,7 @@ from specjax.base import Params
 from specjax.decoding.batching import Filling, Result, check_model, read, timed
 from specjax.diffusion import denoise
 from specjax.diffusion.base import Canvas
+from specjax.diffusion.draws import first_noise
 from specjax.diffusion.loops import Filled
 from specjax.names.build.denoising import build_denoising
 from specjax.names.load import Model, Prompt
@@ -148,16 +149,19 @@ class DiffusionDecoder:
   ) -> tuple[denoise.Weights, denoise.DenoiseRequest, Canvas]:
     """What the loop takes for up to B prompts, after it is compiled; missing rows are done."""
     B, mask = self.batch, self.model.mask
-    assert mask is not None
     room = self._room([len(x) + budget for x, budget in zip(ids, budgets, strict=True)])
-    tokens, end = np.full((B, room), mask, np.int32), np.zeros(B, np.int32)
+    blank = -1 if mask is None else mask  # of uniform noise no token says that a slot is empty
+    tokens, end = np.full((B, room), blank, np.int32), np.zeros(B, np.int32)
     for b, (prompt, budget) in enumerate(zip(ids, budgets, strict=True)):
       tokens[b, : len(prompt)] = prompt
       end[b] = len(prompt) + budget
     inside = np.arange(room) < end[:, None]
-    canvas = Canvas(jnp.asarray(tokens), jnp.asarray((tokens == mask) & inside), jnp.asarray(end))
     key = request_keys(self.seed, np.arange(first, first + B))
-    own = self._denoising.wrap(jnp.asarray((tokens != mask) & inside), key)
+    masked = jnp.asarray((tokens == blank) & inside)
+    canvas = first_noise(
+      self.model.denoiser, key, Canvas(jnp.asarray(tokens), masked, jnp.asarray(end))
+    )
+    own = self._denoising.wrap(jnp.asarray((tokens != blank) & inside), key)
     weights = self._denoising.weights._replace(denoiser=own)
     if params is not None:
       pad = B - len(ids)
@@ -184,7 +188,7 @@ class DiffusionDecoder:
     if stops:
       new = new[: stops[0] + 1]
     said = slice(given, given + len(new)) if given < end else slice(0, end)
-    useful = set(when[: given + len(new)].tolist()) - {-1}
+    useful = set(when[: given + len(new)].tolist())
     size = max(end, int((when >= 0).nonzero()[0].max(initial=0)) + 1)
     log_probs = filled.log_prob[b, :size].tolist()
     filling = Filling(
@@ -192,7 +196,7 @@ class DiffusionDecoder:
       when=when[:size].tolist(),
       log_probs=log_probs,
       filled=int((when >= 0).sum()),
-      wasted=int(when.max(initial=-1)) + 1 - len(useful),
+      wasted=len(set(when.tolist()) - useful - {-1}),
     )
     before, tokens = row[: said.start].tolist(), row[said].tolist()
     return Result(

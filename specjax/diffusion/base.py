@@ -1,4 +1,4 @@
-"""The contract of masked diffusion: what a denoiser, a cache, a policy and blocks are.
+"""The contract of diffusion over tokens: what a denoiser, a cache, a policy and blocks are.
 
 Letters: B batch, L canvas length, W window, the slots that are looked at in one round, N slots that
 are read in a pass, V vocabulary, E model width, H query heads, K key/value heads, C head dimension.
@@ -12,8 +12,13 @@ One round of decoding, for a row whose block goes from slot lo = 2 up to hi = 6:
     select              x   x                         the policy commits two
     canvas     the cat sat  on ___ ___ | ___ ___      once no slot of it is masked, the next block
 
-Nothing that was committed is changed. Every live row commits one slot per round or more: where the
-policy names none, the open slot of the best score is.
+A policy that returns a set of slots commits these, and nothing that was committed is changed. Every
+live row commits one slot per round or more: where the policy names none, the open slot of the best
+score is. A policy that returns a `Change` may change its mind, for so many rounds of a block as its
+`rounds` say; after these it, too, only commits. So every block ends.
+
+A masked slot holds noise: the mask token where the denoiser's noise is absorbing, any token where
+it is uniform, as it stands in the canvas until it is committed, replaced or drawn again.
 
 This file imports nothing of the package.
 """
@@ -44,14 +49,17 @@ class Canvas(NamedTuple):
   """Texts with holes.
 
   Attributes:
-    tokens: i32[B, L]. Masked slots hold the mask token.
+    tokens: i32[B, L]. Masked slots hold noise.
     masked: bool[B, L]. What is still to be filled.
     end: i32[B]. Slots from `end` on are not seen and not filled. Stopping rules only lower it.
+    soft: [B, L, E], what the last pass said of each slot as an embedding, 0 where none has; () for
+      a denoiser that does not read it.
   """
 
   tokens: Text
   masked: TextMask
   end: PerRow
+  soft: Any = ()
 
   @property
   def inside(self) -> Array:
@@ -133,30 +141,39 @@ class Pieces(NamedTuple):
 
 
 class Denoiser(NamedTuple):
-  """A masked diffusion model as pure functions; `params` is a pytree that only they read.
+  """A diffusion model as pure functions; `params` is a pytree that only they read.
 
   Attributes:
     vocab_size: V (static).
-    mask: id of the mask token (static).
+    mask: id of the mask token (static) of absorbing noise; None where noise is uniform, any token.
     shift: True where the state of slot i - 1 predicts slot i (Dream), False where its own state
       does (LLaDA).
     evaluate: (params, tokens i32[B, N], position i32[B, N], seen bool[B, N], Earlier or None) ->
       (states [B, N, E] after the final norm, kv of these N slots). `seen` says which of the N may
-      be attended to.
+      be attended to. With `soften` it takes the N slots' soft embeddings, too.
     head: (params, states [..., E]) -> logits f32[..., V].
     pieces: `evaluate` layer by layer, or None where it is no stack of layers.
     block: None where every slot sees every other. Else the denoiser is causal over blocks of so
       many slots (static): slot i sees slot j of the N where j // block <= i // block. The window
       then begins and ends with blocks that divide these.
+    soften: (params, f32[..., V], probabilities) -> [..., E], soft embeddings; None where `evaluate`
+      reads none (static).
+    encode: (params, tokens i32[B, N], position i32[B, N], seen bool[B, N], Earlier or None) -> kv
+      of these N slots, each of which sees those before it. `evaluate` then reads no slot before the
+      block but as `Earlier`. None where `evaluate` gives all keys and values.
+    length: how many slots its blocks have by default (static), None for no number of its own.
   """
 
   vocab_size: int
-  mask: int
+  mask: int | None
   shift: bool
   evaluate: Callable[..., tuple[Array, Any]]
   head: Callable[..., Array]
   pieces: Pieces | None = None
   block: int | None = None
+  soften: Callable[..., Array] | None = None
+  encode: Callable[..., Any] | None = None
+  length: int | None = None
 
 
 class CanvasCache(NamedTuple):
@@ -205,6 +222,25 @@ def at_least_one(commit: Array, score: Array, open_: Array) -> Array:
   return commit | (open_ & none & (jnp.arange(open_.shape[1])[None] == best))
 
 
+class Change(NamedTuple):
+  """What the slots of the window become; those that nothing names are kept.
+
+  Only slots of the block can be replaced or drawn again, and none that was given. A field of None
+  names nothing, at no cost. Of two fields that name a slot the first one counts.
+
+  Attributes:
+    commit: bool[B, W]. Masked slots that get their token, and are masked no more.
+    replace: bool[B, W]. Slots that get their token and stay what they are, masked or committed.
+    again: bool[B, W]. Slots that are drawn again: they get noise, and are masked from then on.
+    stay: bool[B]. Rows that look at their block once more though no slot of it is masked.
+  """
+
+  commit: SlotMask
+  replace: SlotMask | None = None
+  again: SlotMask | None = None
+  stay: Array | None = None
+
+
 def forget(new: Any, old: Any, by: Array) -> Any:
   """The memory of a policy that starts anew with every block, see `Policy.carry`."""
   return new
@@ -223,14 +259,15 @@ class Draws(NamedTuple):
 
 
 class Policy(NamedTuple):
-  """Which slots to commit after a pass. Memory is a fixed-shape pytree of arrays [B, ..].
+  """What slots become after a pass. Memory is a fixed-shape pytree of arrays [B, ..].
 
   Attributes:
     name: its key in `POLICIES`.
     init: (B, W, V) -> memory of a row of which nothing is known.
-    select: (params, memory, prediction) -> (commit bool[B, W], score f32[B, W], memory). Any slot
-      that is `masked` may be committed, so that a policy can reach past its block. Where `commit`
-      names no open slot, `at_least_one` adds the one of the highest score.
+    select: (params, memory, prediction) -> (commit bool[B, W], score f32[B, W], memory), or with a
+      `Change` in place of `commit`. Any slot that is `masked` may be committed, so that a policy
+      can reach past its block. Where `commit` names no open slot, `at_least_one` adds the one of
+      the highest score; of a `Change` from the round `rounds` of a block on.
     parameters: class of `params`, a NamedTuple of `Parameter`s.
     carry: (new, old, by i32[B]) -> the memory with which a block begins; `new` is that of `init`,
       `old` what the block before left, and the window has moved on by `by` slots.
@@ -239,17 +276,21 @@ class Policy(NamedTuple):
       `prediction.token`.
     blind: whether which slots it commits depends on no token and no probability (static).
     temperature: those at which it decodes (static); "zero" where it asks for likeliest tokens.
+    rounds: (params, W) -> i32[B]: of a policy that returns a `Change`, the rounds of a block in
+      which slots may be replaced and drawn again, and rows stay. A block thus ends after so many
+      and W more. None for a policy that only commits.
   """
 
   name: str
   init: Callable[..., Any]
-  select: Callable[..., tuple[SlotMask, SlotNumbers, Any]]
+  select: Callable[..., tuple[SlotMask | Change, SlotNumbers, Any]]
   parameters: Callable[..., Params] = tuple
   carry: Callable[..., Any] = forget
   ahead: bool = False
   said: Callable[[Any], Array] | None = None
   blind: bool = False
   temperature: Literal["any", "zero"] = "any"
+  rounds: Callable[[Params, int], Array] | None = None
 
 
 class Blocks(NamedTuple):

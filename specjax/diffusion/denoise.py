@@ -1,4 +1,4 @@
-"""The denoising loop: evaluate, predict, select, commit, until no row has a masked slot left.
+"""The denoising loop: evaluate, predict, select, change, until no row has a masked slot left.
 
 Rows are independent: each has its own block, end and noise, so a batch of N gives what N batches of
 one give. Thresholds are arrays in `Weights`: changing them, or giving every row its own, compiles
@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import checks
 from specjax.diffusion import base
 from specjax.diffusion.base import Canvas, Parameter, Params, Prediction
 from specjax.diffusion.blocks import check_blocks
-from specjax.diffusion.draws import draw, kept, tempered
+from specjax.diffusion.change import applied, decided, open_after
+from specjax.diffusion.draws import draw, kept, noise, tempered
 from specjax.sampling import Settings
 from specjax.speculate import until_done
 from specjax.trees.structure import rows_where
@@ -88,10 +88,10 @@ class DenoiseState(NamedTuple):
     step: i32[B], rounds spent in the block.
     cache, memory, transforms: what the cache, the policy and each transform keep.
     passes: i32[B], passes of the denoiser while the row was live.
-    when: i32[B, L], the round that committed a slot; -1 for slots that were given, are masked, or
-      were filled after the text's end.
-    log_prob: f32[B, L], nats at temperature 1, of each committed token in the round of its commit;
-      0 elsewhere.
+    when: i32[B, L], the round that committed a slot, or replaced its token; -1 for slots that were
+      given, are masked, or were filled after the text's end.
+    log_prob: f32[B, L], nats at temperature 1, of each committed token in the round of `when`; 0
+      elsewhere.
     done: bool[B].
   """
 
@@ -137,15 +137,21 @@ def start(method: DenoiseMethod, weights: Weights, canvas: Canvas) -> DenoiseSta
 
   Args:
     method: static.
-    canvas: its length L must reach W slots past every end, so that no window leaves it.
+    canvas: its length L must reach W slots past every end, so that no window leaves it. Its masked
+      slots get the mask token, or hold the first noise where that is uniform, see `draws.noise`.
 
   Raises:
     ValueError: blocks that cross those of the denoiser.
   """
   check_blocks(method.denoiser, method.blocks)
   B, L = canvas.tokens.shape
-  tokens = jnp.where(canvas.masked, method.denoiser.mask, canvas.tokens)
-  canvas = canvas._replace(tokens=tokens)
+  denoiser = method.denoiser
+  if denoiser.mask is not None:
+    canvas = canvas._replace(tokens=jnp.where(canvas.masked, denoiser.mask, canvas.tokens))
+  if denoiser.soften is not None:
+    one = jax.ShapeDtypeStruct((B, L, denoiser.vocab_size), jnp.float32)
+    soft = jax.eval_shape(denoiser.soften, weights.denoiser, one)
+    canvas = canvas._replace(soft=jnp.zeros(soft.shape, soft.dtype))
   lo, zero = _next_block(method, canvas), jnp.zeros(B, jnp.int32)
   memory, transforms = _memories(method, B)
   return DenoiseState(
@@ -233,7 +239,7 @@ def act(
   state: DenoiseState,
   states: Array,
 ) -> DenoiseState:
-  """Commits what the policy chooses by the window's states; finished rows stay as they are."""
+  """Changes what the policy chooses by the window's states; finished rows stay as they are."""
   denoiser, _, policy, blocks, stopping, transforms, *_ = method
   canvas, live = state.canvas, ~state.done
   B, W = len(live), blocks.window
@@ -242,7 +248,9 @@ def act(
   position = state.lo[:, None] + jnp.arange(W, dtype=jnp.int32)[None]
   masked = canvas.masked[row, position] & (position < canvas.end[:, None])
   logits = denoiser.head(weights.denoiser, states)
-  logits = jnp.where(jnp.arange(logits.shape[-1])[None, None] == denoiser.mask, -jnp.inf, logits)
+  if denoiser.mask is not None:
+    never = jnp.arange(logits.shape[-1])[None, None] == denoiser.mask
+    logits = jnp.where(never, -jnp.inf, logits)
   memories = []
   for t, params, own in zip(transforms, weights.transforms, state.transforms, strict=True):
     logits, own = t.apply(params, own, logits, masked, state.step)
@@ -254,28 +262,34 @@ def act(
   open_ = masked & (position < hi[:, None])
   prediction = prediction._replace(open=open_, block=position < hi[:, None])
 
-  commit, score, memory = policy.select(weights.policy, state.memory, prediction)
-  whose = f"the policy {policy.name!r}"
-  checks.array(f"`commit` of {whose}", commit, base.SlotMask, B=B, W=W)
-  checks.array(f"`score` of {whose}", score, base.SlotNumbers, B=B, W=W)
-  commit = base.at_least_one(commit, score, open_) & masked & live[:, None]
+  wanted, score, memory = policy.select(weights.policy, state.memory, prediction)
+  change = decided(policy, weights.policy, wanted, score, prediction, live)
   if policy.said is not None:
     prediction = prediction._replace(token=policy.said(memory))
-
-  column = jnp.where(commit, position, canvas.tokens.shape[1])
-  canvas = canvas._replace(
-    tokens=canvas.tokens.at[row, column].set(prediction.token, mode="drop"),
-    masked=canvas.masked.at[row, column].set(False, mode="drop"),
+  canvas, (when, log_prob) = applied(
+    change,
+    canvas,
+    (state.when, state.log_prob),
+    (row, position),
+    prediction.token,
+    _of(log_probs, prediction.token),
+    state.passes,
+    lambda: noise(denoiser, request.key, state.passes, position),
   )
-  when = state.when.at[row, column].set(state.passes[:, None], mode="drop")
-  nats = _of(log_probs, prediction.token)
-  log_prob = state.log_prob.at[row, column].set(nats, mode="drop")
+  if denoiser.soften is not None:
+    column = jnp.where(prediction.block & live[:, None], position, canvas.tokens.shape[1])
+    soft = denoiser.soften(weights.denoiser, jnp.exp(log_probs)).astype(canvas.soft.dtype)
+    canvas = canvas._replace(soft=canvas.soft.at[row, column].set(soft, mode="drop"))
 
-  full = ~(open_ & ~commit).any(1)
-  ended = stopping.end(weights.stopping, canvas, prediction, commit, full)
+  may = open_after(change, open_)
+  full = ~may.any(1) if change.stay is None else ~may.any(1) & ~change.stay
+  ended = stopping.end(weights.stopping, canvas, prediction, change.commit, full)
   canvas = rows_where(live, ended, canvas)
-  full = ~(open_ & canvas.masked[row, position] & (position < canvas.end[:, None])).any(1)
+  full = ~(may & canvas.masked[row, position] & (position < canvas.end[:, None])).any(1)
   following = _next_block(method, canvas)
+  if change.stay is not None:
+    stay = change.stay & (state.lo < canvas.end)
+    full, following = full & ~stay, jnp.where(stay, state.lo, following)
   new, fresh = _memories(method, B)
   begun = policy.carry(new, memory, following - state.lo), fresh
   memory, remembered = rows_where(full, begun, (memory, tuple(memories)))

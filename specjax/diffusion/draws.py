@@ -1,4 +1,4 @@
-"""How slots get their tokens at a temperature above 0, and what a policy is told of them.
+"""How slots get their tokens at a temperature above 0, what a policy is told of them, and noise.
 
 Letters: those of `base`.
 """
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Draws
+from specjax.diffusion.base import Canvas, Denoiser, Draws
 from specjax.sampling import Settings, most_likely, warp
 
 
@@ -89,6 +89,35 @@ def draw(draws: Draws, key: Array, round_: Array, position: Array, log_probs: Ar
 
   slots = jax.vmap(jax.vmap(slot, (None, 0, 0)))
   return most_likely(slots(draws.key(key, round_), position, log_probs))
+
+
+def noise(denoiser: Denoiser, key: Array, round_: Array, position: Array) -> Array:
+  """i32[B, W]: what slots hold of which nothing is known: the mask token, or any token.
+
+  Args:
+    key: key[B], of the requests.
+    round_: i32[B], the round that draws it; -1 for what a canvas begins with.
+    position: i32[B, W], of the slots in their canvases.
+  """
+  if denoiser.mask is not None:
+    return jnp.full(position.shape, denoiser.mask, jnp.int32)
+  fold = jax.vmap(jax.random.fold_in)
+
+  def slot(key: Array, position: Array) -> Array:
+    return jax.random.randint(jax.random.fold_in(key, position), (), 0, denoiser.vocab_size)
+
+  # Neither the keys of slots and of rounds, nor those of `anew`.
+  keys = fold(fold(key, jnp.full_like(round_, -3)), round_)
+  return jax.vmap(jax.vmap(slot, (None, 0)))(keys, position)
+
+
+def first_noise(denoiser: Denoiser, key: Array, canvas: Canvas) -> Canvas:
+  """The canvas with the noise that its masked slots begin with, and 0 behind its end."""
+  B, L = canvas.tokens.shape
+  position = jnp.broadcast_to(jnp.arange(L, dtype=jnp.int32), (B, L))
+  found = noise(denoiser, key, jnp.full(B, -1, jnp.int32), position)
+  tokens = jnp.where(canvas.masked, found, jnp.maximum(canvas.tokens, 0))
+  return canvas._replace(tokens=tokens)
 
 
 DRAWS: dict[str, Callable[[], Draws]] = {"kept": kept, "anew": anew}

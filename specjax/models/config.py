@@ -199,6 +199,8 @@ class Config:
       diffusion): a position sees its own block and those before it. None for no blocks.
     any_order: whether the weights are those of a model of any slots given any others, with two
       rows for every slot, see `models.any_order`.
+    canvas: where causal is False, the length of the canvases of a decoder that reads what a causal
+      encoder of the same weights wrote, and what its own last pass said (DiffusionGemma); or None.
     rotary_dim: how many of a head's C numbers, its first, are rotated (LLaDA2); None for all, 0 for
       none (SmolLM3).
     experts: the sparse MLPs, or None where every layer has a dense one.
@@ -271,6 +273,7 @@ class Config:
   logit_scale: float = 1.0
   gated_delta: GatedDelta | None = None
   attention_gate: bool = False
+  canvas: int | None = None
 
   def __post_init__(self):
     checks.choice("norms", self.norms, ("before", "after", "both", "shared"))
@@ -286,6 +289,10 @@ class Config:
       checks.whole("block_length", self.block_length, 1, note="positions")
       if self.causal:
         checks.refuse("block_length", self.block_length, "None with causal=True")
+    if self.canvas is not None:
+      checks.whole("canvas", self.canvas, 1, note="slots")
+      if self.causal or not self.layer_scale:
+        checks.refuse("canvas", self.canvas, "None with causal=True or without layer_scale")
     if self.any_order and (self.causal or self.block_length is not None):
       checks.refuse("any_order", True, "False with causal=True, or with blocks")
     rotary = self.rotary_dim
@@ -354,4 +361,5 @@ _NEWER = (
   "unit_qk", "chunk", "unit_v", "keys_as_values", "source", "layer_scale", "layer_embedding",
   "latent", "attention_scale", "attention_cap", "logit_cap",
   "embedding_scale", "residual_scale", "logit_scale", "attention_gate",
+  "canvas",
 )  # fmt: skip

@@ -12,6 +12,7 @@ from jax import Array
 from specjax import checks
 from specjax.base import Cache, Params
 from specjax.diffusion.base import Denoiser, Earlier, Pieces
+from specjax.models.canvas_denoiser import canvas_denoiser
 from specjax.models.config import Config
 from specjax.models.rotary import angles
 from specjax.models.transformer import Transformer
@@ -43,7 +44,7 @@ def _pieces(config: Config) -> Pieces:
 
 
 @functools.cache
-def denoiser(config: Config, mask: int, shift: bool = False) -> Denoiser:
+def denoiser(config: Config, mask: int | None, shift: bool = False) -> Denoiser:
   """The network as the functions of the contract; one object per config, so jit caches hit.
 
   With `config.block_length` it is a block diffusion model: BD3-LM (Arriola et al. 2025, arXiv
@@ -52,7 +53,7 @@ def denoiser(config: Config, mask: int, shift: bool = False) -> Denoiser:
   the first block that is filled.
 
   Args:
-    mask: id of the mask token.
+    mask: id of the mask token, None for uniform noise.
     shift: see `Denoiser`.
 
   Raises:
@@ -60,11 +61,14 @@ def denoiser(config: Config, mask: int, shift: bool = False) -> Denoiser:
   """
   if config.causal:
     raise ValueError("`causal` must be False for a denoiser, which sees both sides, got True.")
+  if config.canvas is not None:
+    return canvas_denoiser(config)
   if config.windows:
     raise ValueError(
       f"`window` must be None for a denoiser, which sees the whole canvas, got {config.windows[0]}."
     )
-  checks.whole("mask", mask, 0, config.vocab_size - 1)
+  if mask is not None:
+    checks.whole("mask", mask, 0, config.vocab_size - 1)
   apply: Callable[..., Any] = Transformer(config).apply
 
   def evaluate(

@@ -308,6 +308,7 @@ class Layers(nn.Module):
     attention_input=None,
     visible=None,
     embedded=None,
+    windows_from=None,
     *,
     start=0,
     stop=None,
@@ -328,6 +329,8 @@ class Layers(nn.Module):
       visible: bool[B, S], what of the cache is seen in place of its first rows, or None. Not
         together with a window.
       embedded: [B, N, L, P], the tokens' embeddings in each layer, where layers have such.
+      windows_from: i32[B, N], the positions from which sliding windows reach back, or None for the
+        rows' own.
       start, stop: layer range (static).
       hidden_layers: layers whose input is wanted (static).
 
@@ -336,6 +339,7 @@ class Layers(nn.Module):
     """
     angle = angles_of_layers(self.config, position)
     M = 0 if earlier is None else earlier.k[0].shape[2]
+    seen_from = position if windows_from is None else windows_from
     rows = None if cache is None else kv_cache.rows_of(cache)
 
     @functools.cache
@@ -344,13 +348,13 @@ class Layers(nn.Module):
       cache."""
       own, far, all_seen = mask, [visible], window is None and chunk is None
       if not all_seen and mask.shape[2] != M:
-        place, column = position[:, :, None], position[:, None, :]
+        place, column = seen_from[:, :, None], position[:, None, :]
         near = place - column < window if chunk is None else place // chunk == column // chunk
         own = jnp.concatenate([mask[..., :M], mask[..., M:] & near], 2)
       if rows is not None and visible is None:
         far = [cache.length]
         if not all_seen and rows.k[0].ndim == 4:
-          far += [position - window + 1 if chunk is None else position // chunk * chunk]
+          far += [seen_from - window + 1 if chunk is None else seen_from // chunk * chunk]
       return own, far
 
     ks, vs, inputs = [], [], []

@@ -21,6 +21,7 @@ from specjax.models.linear import linear, lookup
 from specjax.models.lora import weight
 from specjax.models.norm import RMSNorm
 from specjax.models.rotary import angles_of_layers
+from specjax.models.self_conditioning import SelfConditioning, soft_embeddings
 from specjax.models.sharding import spread_nodes
 from specjax.models.some_layers import run_some
 
@@ -45,6 +46,9 @@ class Transformer(nn.Module):
       self.layer_embedding = weight(self, "layer_embedding", INIT, (c.vocab_size, of_layers))
       self.layer_projection = weight(self, "layer_projection", INIT, (of_layers, c.width))
       self.layer_norm = RMSNorm(c.norm_epsilon)
+    if c.canvas is not None:
+      self.self_conditioning = SelfConditioning(c)
+      self.encoder_scale = self.param("encoder_scale", nn.initializers.ones, (c.layers,))
     if not c.tied:
       self.lm_head = weight(self, "lm_head", INIT, (c.vocab_size, c.width))
 
@@ -86,8 +90,22 @@ class Transformer(nn.Module):
     )
     return Features(self.norm(x), tapped), kv
 
+  def soften(self, probs: Array) -> Array:
+    """f32[..., V] -> [..., E], what `embed` gives of a token that is so distributed."""
+    return soft_embeddings(self.embedding, probs) * self.config.embedding_scale
+
+  def canvas_features(self, tokens, position, mask, cache, soft) -> tuple[Array, KV]:
+    """tokens i32[B, N] of a canvas and what was said of them, soft [B, N, E] -> (hidden [B, N, E],
+    KV). Windows reach back from the canvas's first slot, for all of its slots."""
+    x = self.self_conditioning(self.embed(tokens), soft)
+    begin = jnp.broadcast_to(position[:, :1], position.shape)
+    x, kv, _ = self.layers(x, position, mask, cache, windows_from=begin)
+    return self.norm(x), kv
+
   def __call__(self, tokens: Array, position: Array, mask: Array) -> tuple[Array, KV]:
     """No cache: tokens i32[B, T] -> (hidden [B, T, E] after the final norm, KV)."""
+    if self.config.canvas is not None:  # all that such a network has, for its first weights
+      return self.canvas_features(tokens, position, mask, None, 0.0 * self.embed(tokens))
     features, kv = self.features(tokens, position, mask)
     return features.hidden, kv
 

@@ -103,7 +103,7 @@ class Case:
 
 
 CASES = {
-  **{policy: Case(policy) for policy in POLICIES},
+  **{policy: Case(policy) for policy in PARAMS},
   "shifted": Case(shift=True),
   "shifted, one by one, drawn": Case("confidence", shift=True, temperature=1.0),
   "blocks of half the length": Case(size=D // 2),

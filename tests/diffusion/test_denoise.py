@@ -75,6 +75,11 @@ def canvases() -> Canvas:
   return Canvas(jnp.asarray(tokens), jnp.asarray(masked), jnp.asarray(end))
 
 
+def test_every_policy_that_only_commits_is_tested():
+  """The others are in test_changes."""
+  assert {name for name in POLICIES if POLICIES[name]().rounds is None} == set(PARAMS)
+
+
 @functools.cache
 def method_of(name: str, shift: bool = False, transforms=()) -> denoise.DenoiseMethod:
   network = denoiser(CONFIG, MASK, shift)
@@ -116,7 +121,7 @@ def test_a_policys_mistake_is_one_sentence():
     denoise.compiled_advance.eval_shape(method, weights, request, state, jnp.int32(1))
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", PARAMS)
 def test_invariants(name):
   canvas = canvases()
   state = decode(name, canvas, np.arange(5))

@@ -13,6 +13,7 @@ from jax import Array
 
 from specjax.diffusion.base import Canvas, CanvasCache, Denoiser, Earlier, Params
 from specjax.models.cache import once, renew, zero_after
+from specjax.trees.structure import take_rows
 
 
 def reading(denoiser: Denoiser, lo: Array, window: int) -> Array:
@@ -27,7 +28,8 @@ def read(
   """One pass over all slots: (states [B, W, E] of the window, kv)."""
   B, L = canvas.tokens.shape
   position = jnp.broadcast_to(jnp.arange(L, dtype=jnp.int32), (B, L))
-  hidden, kv = denoiser.evaluate(params, canvas.tokens, position, canvas.inside, None)
+  soft = () if denoiser.soften is None else (canvas.soft,)
+  hidden, kv = denoiser.evaluate(params, canvas.tokens, position, canvas.inside, None, *soft)
   index = reading(denoiser, lo, window)
   return jnp.take_along_axis(hidden, index[..., None], 1), kv
 
@@ -81,7 +83,8 @@ def reread(
     jnp.take_along_axis(x, position, 1) for x in (canvas.tokens, part.renewed, part.inside)
   )
   earlier = Earlier(kv, part.inside & ~part.renewed)
-  hidden, new = denoiser.evaluate(params, tokens, position, renewed & inside, earlier)
+  soft = () if denoiser.soften is None else (take_rows(canvas.soft, position),)
+  hidden, new = denoiser.evaluate(params, tokens, position, renewed & inside, earlier, *soft)
   written = renewed & rows[:, None] & (zero_after(hidden[:, :1, 0]) == 0)
   kv = renew(kv, new, part.start, written)
   index = reading(denoiser, lo, window) - part.start[:, None]

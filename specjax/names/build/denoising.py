@@ -18,6 +18,7 @@ from specjax.diffusion import any_subset, denoise, draft_verify
 from specjax.diffusion.base import Blocks, CanvasCache, Denoiser, Draws, Policy, Stopping, Transform
 from specjax.diffusion.blocks import BLOCKS, check_blocks
 from specjax.diffusion.caches import CACHES
+from specjax.diffusion.caches.encoded import encoded
 from specjax.diffusion.draws import DRAWS, tempered
 from specjax.diffusion.guidance import Guided, guided
 from specjax.diffusion.loops import AnySubset, Denoise, DraftVerify, Loop
@@ -180,6 +181,11 @@ def _policy(model: Model, given: Any, batch: int) -> tuple[str, Policy, Params]:
     name, policy, params = _make("policy", first, builder, batch, *fixed, **own)
   for part in added:
     builder = grammar.look_up("policy", part, ADDED)
+    if policy.rounds is not None and builder is not ADDED["settled"]:
+      raise ValueError(
+        f"`policy` must have nothing but settled with + after {policy.name}, which may change its "
+        f"mind, got {part.name!r}."
+      )
     ends = tokens_of(model, part, batch)
     label, policy, params = _make("policy", part, builder, batch, policy, base=params, **ends)
     name = f"{name}+{label}"
@@ -205,8 +211,9 @@ def _blocks(
   label, given = grammar.bind("blocks", part, parameters(BLOCKS[part.name]))
   window = _window(params)
   if "ahead" in (known := parameters(BLOCKS[part.name])):
-    size = given.get("size", window or denoiser.block or int(known["size"] or 0))
-    looks_ahead = policy.ahead and denoiser.block is None
+    own_size = denoiser.block or denoiser.length or int(known["size"] or 0)
+    size = given.get("size", window or own_size)
+    looks_ahead = policy.ahead and denoiser.block is None and denoiser.encode is None
     own = {"size": size} | ({"ahead": size} if looks_ahead else {}) | given
     part = part._replace(numbers=(), labelled=tuple(own.items()))
   ids = tokens_of(model, part, batch)
@@ -282,7 +289,12 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   checks.whole("blocks", blocks.window, 1, 2**16, note="slots of a block")
   check_blocks(denoiser, blocks)
   defaults = DEFAULTS | {"cache": "none" if denoiser.block is None else "committed"}
-  if chosen["cache"] is None:
+  if denoiser.encode is not None:
+    if (given_cache := chosen["cache"]) is not None:
+      name = getattr(given_cache, "name", given_cache)
+      checks.refuse("cache", name, f"left out for {model.name!r}, whose encoder writes its own")
+    chosen["cache"], defaults["cache"] = encoded, "encoded"
+  elif chosen["cache"] is None:
     chosen["cache"] = Part(defaults["cache"])
 
   def plain(kind: str, *fixed: Any):
@@ -311,6 +323,10 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
       draft_verify.check_cache(cache)
     if guesses > 1 and chosen["guidance"] is not None:
       raise ValueError(f"`guesses` must be 1 with guidance, got {guesses}.")
+    if guesses > 1 and denoiser.soften is not None:
+      raise ValueError(
+        f"`guesses` must be 1 for a denoiser that reads what its last pass said, got {guesses}."
+      )
   shown = [labels[k] for k in DECORATIONS if k in labels and labels[k] != defaults.get(k)]
   stop = jnp.asarray([*model.stop, -1], jnp.int32)
   method = denoise.DenoiseMethod(
@@ -336,6 +352,11 @@ def _denoiser(
 ) -> tuple[Denoiser, Callable[[Array, Array], Params]]:
   """The denoiser, guided or reweighted where that is asked for, and its weights for a request."""
   denoiser: Denoiser = model.denoiser
+  for kind in ("reweighting", "guidance"):
+    if denoiser.mask is None and chosen[kind] is not None:
+      raise ValueError(
+        f"`{kind}` needs a mask token, which {model.name!r}, of uniform noise, lacks."
+      )
   if (part := chosen["reweighting"]) is not None:
     text = load_small(model, part)
     label, numbers = grammar.bind("policy", part, parameters(reweighted))
