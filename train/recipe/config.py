@@ -9,7 +9,8 @@ import optax
 import tyro
 from jax.sharding import NamedSharding, PartitionSpec
 
-from specjax.models.config import Experts
+from specjax import checks
+from specjax.models.config import Experts, GatedDelta, Kind
 
 
 class Bounds(NamedTuple):
@@ -55,6 +56,9 @@ class Network:
     experts: number of experts in every layer, 0 for a dense MLP.
     chosen: number of experts that a token is sent to by "softmax"; "relu" (BlockFFN) needs none.
     router: how experts are chosen, see `models.experts`.
+    attention_every: n for a network in which every n-th layer attends, with a gate and norms on q
+      and k, and the others are Gated DeltaNets with as many heads of the same width (Qwen3.5); 0
+      where all attend.
   """
 
   width: Count
@@ -66,12 +70,19 @@ class Network:
   experts: Natural = 0
   chosen: Count = 2
   router: Literal["softmax", "relu"] = "softmax"
+  attention_every: Natural = 0
 
   @property
   def sizes(self) -> dict[str, Any]:
-    """What a model's config says of this shape; ValueError for experts that cannot be."""
+    """What a model's config says of this shape; ValueError for experts or layers that cannot be."""
     found = dataclasses.asdict(self)
     count, chosen, router = (found.pop(name) for name in ("experts", "chosen", "router"))
+    if every := found.pop("attention_every"):
+      checks.whole("attention_every", every, 2, self.layers, note="0 where all layers attend")
+      own = GatedDelta(self.kv_heads, self.heads, self.head_dim, self.head_dim)
+      delta, full = Kind(gated_delta=own), Kind()
+      found["kinds"] = tuple(delta if i % every else full for i in range(1, self.layers + 1))
+      found |= {"qk_norm": True, "attention_gate": True}
     if count:
       chosen = count if router == "relu" else chosen
       found["experts"] = Experts(count, chosen, self.mlp_width, router)

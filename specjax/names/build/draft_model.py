@@ -8,13 +8,16 @@ import numpy as np
 from specjax.base import Drafter, Params
 from specjax.drafters import draft_model
 from specjax.drafters.models.adaptive_model import adaptive_model
+from specjax.drafters.models.by_text import by_text
 from specjax.drafters.models.draft_tree import draft_tree
 from specjax.drafters.models.rapid import rapid
 from specjax.drafters.stateless import none
+from specjax.models.common_tokens import common_tokens
 from specjax.models.ensemble import ensemble
 from specjax.models.exits import sorted_exits
 from specjax.models.trimmed import trim, trimmed
 from specjax.names import grammar
+from specjax.names.build.bridge import between, bridge_of, text_between
 from specjax.names.build.draft_length import build_draft_length
 from specjax.names.build.drafters import (
   OF_MODELS,
@@ -23,6 +26,7 @@ from specjax.names.build.drafters import (
   either,
   load_small,
   parameters,
+  sharing,
 )
 from specjax.names.build.tree import build_tree, chain
 from specjax.names.build.vocabulary import chosen
@@ -41,12 +45,15 @@ def build_draft_model(
 ) -> Built:
   """A small LM, or two as one, with a chain, a tree, or a chain that a policy ends.
 
-  It reads the prompt, or what `rapid` leaves of it.
+  It reads the prompt, or what `rapid` leaves of it. One of another vocabulary is bridged.
   """
   found = grammar.decorations(part, OF_MODELS)
   tree = either(part, found, "tree", tree)
   length = either(part, found, "draft_length", draft_length)
-  small = load_small(model, part, given)
+  small = load_small(model, part, given, bridged=True)
+  over = bridge_of(model, small, part, found)
+  if over is None:
+    small = sharing(model, small, f"{part.name}[{small.name}]")
   name, arguments = bind(part._replace(text=small.name), length is not None)
   if tree is not None and (arguments or length is not None):
     raise ValueError(
@@ -62,6 +69,11 @@ def build_draft_model(
   if "exits" in found:
     label, numbers = grammar.bind("drafter", found["exits"], grammar.parameters(sorted_exits))
     target, name = sorted_exits(target, **numbers), f"{name}/{label}"
+  if over is not None:
+    name = f"{name}/{over}"
+    if over == "common_tokens":
+      target = common_tokens(target, model.config.vocab_size)
+      weights = between(model, small, weights)
   if "ensemble" in found:
     second = found["ensemble"]
     other = load_small(model, second)
@@ -75,6 +87,13 @@ def build_draft_model(
       suffix, drafter = f"{suffix}/{label}", rapid(drafter, **numbers)
     return name + suffix, drafter, weights
 
+  if over == "by_text":
+    if tree is not None or length is not None or "ensemble" in found:
+      raise ValueError(
+        f"drafter={grammar.show([part])!r}: by_text drafts one chain of one model; leave out its "
+        "tree, draft length or ensemble, or take common_tokens."
+      )
+    return built("", by_text(target, **arguments), text_between(model, small, weights))
   nodes = arguments.get("nodes", int(parameters(part.name, length is not None)["nodes"] or 0))
   if tree is not None:
     suffix, shape = build_tree(tree)

@@ -21,12 +21,14 @@ from specjax.drafters.combine.by_load import by_load
 from specjax.drafters.combine.rescored import local, ngram
 from specjax.drafters.combine.union import agreeing
 from specjax.drafters.models.adaptive_model import adaptive_model
+from specjax.drafters.models.by_text import by_text
 from specjax.drafters.models.rapid import rapid
 from specjax.drafters.retrieval.recycled import recycled
 from specjax.heads import HEADS
 from specjax.heads.draft_vocabulary import choose
 from specjax.heads.named import is_own
 from specjax.models.caches import CACHES
+from specjax.models.common_tokens import common_tokens
 from specjax.models.ensemble import ensemble
 from specjax.models.exits import sorted_exits
 from specjax.names import grammar
@@ -52,6 +54,8 @@ VOCABULARIES: dict[str, Callable[..., np.ndarray]] = {"trimmed": choose}
 EXITS: dict[str, Callable[..., Target]] = {"sorted": sorted_exits}
 ENSEMBLES: dict[str, Callable[..., Target]] = {"ensemble": ensemble}
 PROMPTS: dict[str, Callable[..., Drafter]] = {"rapid": rapid}
+# For a draft model of another vocabulary; the first is taken where a name has none.
+BRIDGES: dict[str, Callable] = {"common_tokens": common_tokens, "by_text": by_text}
 # What may follow a name with a slash, by kind; nothing may follow the other drafters.
 OF_TREES: dict[str, Callable] = {FILE: load_tree, **TREES}
 OF_HEADS: dict[str, Mapping[str, Any]] = {
@@ -60,7 +64,7 @@ OF_HEADS: dict[str, Mapping[str, Any]] = {
 }  # fmt: skip
 OF_MODELS: dict[str, Mapping[str, Any]] = {
   "ensemble": ENSEMBLES, "tree": OF_TREES, "draft_length": DRAFT_LENGTHS, "prompt": PROMPTS,
-  "vocabulary": VOCABULARIES, "exits": EXITS,
+  "vocabulary": VOCABULARIES, "exits": EXITS, "bridge": BRIDGES,
 }  # fmt: skip
 OF_SOURCES: dict[str, Callable] = {"pruned": agreeing}  # of a union, see `union`
 OF_OWN_LAYERS: dict[str, Mapping[str, Any]] = {"cache": CACHES}
@@ -178,10 +182,19 @@ def words(model: Model) -> int:
   return V - 1 if model.mask == V - 1 else V
 
 
-def load_small(model: Model, part: Part, given: Model | None = None, causal: bool = True) -> Model:
+def load_small(
+  model: Model,
+  part: Part,
+  given: Model | None = None,
+  causal: bool = True,
+  bridged: bool = False,
+) -> Model:
   """The model that a part names, loaded as `model` is, whose vocabulary it must share.
 
   One of the two may have a mask token after its last word, which it never says.
+
+  Args:
+    bridged: whether its vocabulary may be another, see `build.bridge`.
 
   Raises:
     ValueError: it does not, or it is of masked diffusion and no denoiser is asked for.
@@ -206,4 +219,4 @@ def load_small(model: Model, part: Part, given: Model | None = None, causal: boo
       f"{part.name}[{small.name}] must be a causal model: this one sees both sides of a token "
       "(is_causal is false)."
     )
-  return sharing(model, small, f"{part.name}[{small.name}]")
+  return small if bridged else sharing(model, small, f"{part.name}[{small.name}]")
