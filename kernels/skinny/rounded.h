@@ -184,11 +184,31 @@ inline Vector halves(const Half* at) {
 #endif
 }
 
+// kLanes numbers of 8 bits; compilers take them one by one unless they are told how.
+inline Ints widened(const int8_t* at) {
+#if defined(__AVX512BW__)
+  return (Ints)_mm512_cvtepi8_epi32(lanes<__m128i>(at));
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtepi8_epi32(_mm_loadu_si64(at));
+#else
+  return __builtin_convertvector(lanes<Steps>(at), Ints);
+#endif
+}
+
+inline Steps narrowed(Ints v) {
+#if defined(__AVX512BW__)
+  return (Steps)_mm512_cvtepi32_epi8((__m512i)v);
+#else
+  return __builtin_convertvector(v, Steps);
+#endif
+}
+
 // What a panel's numbers are worth, or its offsets, group after group: halves, times steps.
 struct Line {
   const Half* unit;
   const int8_t* step;  // or null
   int64_t each;        // values of a half
+  int64_t left = 0;    // of them, for the half that was read last
   Vector own;
 
   Line(const Half* unit, int64_t units, const int8_t* step, int64_t count, int64_t first)
@@ -200,10 +220,14 @@ struct Line {
     return of + first / kPanel * kPanel * count + first % kPanel;
   }
 
-  Vector next(int64_t i) {
-    if (i % each == 0) own = halves(unit + i / each * kPanel);
+  // A call of it would have all that lies in registers stored.
+  [[gnu::always_inline]] Vector next() {
+    if (left == 0) own = halves(unit), unit += kPanel, left = each;
+    --left;
     if (step == nullptr) return own;
-    return own * __builtin_convertvector(lanes<Steps>(step + i * kPanel), Vector);
+    const Ints steps = widened(step);
+    step += kPanel;
+    return own * __builtin_convertvector(steps, Vector);
   }
 };
 
@@ -236,6 +260,26 @@ struct Matrix {
   bool shifted;
 };
 
+// Each run of 2 N lanes with its halves exchanged.
+template <int N, int... I>
+inline Ints turned(Ints v, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(v, v, (I ^ N)...);
+}
+
+template <int N>
+inline Ints turned(Ints v) {
+  return turned<N>(v, std::make_integer_sequence<int, kLanes>());
+}
+
+// All lanes joined by `both`.
+template <typename Both>
+inline int32_t over_lanes(Ints v, Both both) {
+  if constexpr (kLanes >= 16) v = both(v, turned<8>(v));
+  if constexpr (kLanes >= 8) v = both(v, turned<4>(v));
+  v = both(v, turned<2>(v));
+  return both(v, turned<1>(v))[0];
+}
+
 // The groups of rows x f32[R, K]: each 32 numbers as 127 steps of the largest of them.
 struct Rows {
   const float* x;
@@ -251,27 +295,38 @@ struct Rows {
   }
 
   void round(const float* x, Group& own) const {
+    constexpr int kVectors = kGroup / kLanes, kHalf = kVectors / 2;
     constexpr float kRound = 12582912;  // 1.5 * 2^23: a sum with it has no fraction
-    int32_t bits[kGroup], largest = 0;  // which order magnitudes alike, and NaN above all
-    std::memcpy(bits, x, sizeof bits);
-    for (int i = 0; i < kGroup; ++i) largest = std::max(largest, bits[i] & 0x7fffffff);
+    Vector v[kVectors];
+    std::memcpy(v, x, sizeof v);
+    Ints most = {};  // as bits, which order magnitudes alike, and NaN above all
+#pragma GCC unroll 8
+    for (int i = 0; i < kVectors; ++i) {
+      const Ints bits = (Ints)v[i] & 0x7fffffff;
+      most = bits > most ? bits : most;
+    }
+    const int32_t largest = over_lanes(most, [](Ints a, Ints b) { return a > b ? a : b; });
     float step;
     std::memcpy(&step, &largest, sizeof step);
     step *= 1 / 127.f;
     if (step < std::numeric_limits<float>::min()) step = std::numeric_limits<float>::min();
-    int32_t numbers[kGroup] = {};  // a group that is not finite has zeros, worth NaN
-    if (std::isfinite(step))
-      for (int i = 0; i < kGroup; ++i)
-        numbers[i] = static_cast<int32_t>(x[i] / step + kRound - kRound);
-    int32_t sums[2] = {};
-    for (int i = 0; i < kGroup; ++i) {
-      own.numbers[i] = numbers[i];
-      sums[i / (kGroup / 2)] += numbers[i];
-    }
     own.scale = step;
-    own.sum = step * static_cast<float>(sums[0] + sums[1]);
-    own.start[0] = -zero * (halves ? sums[0] : sums[0] + sums[1]);
-    own.start[1] = -zero * sums[1];
+    // A group that is not finite has zeros, worth NaN.
+    if (!std::isfinite(step)) step = 1, std::fill_n(v, kVectors, Vector{});
+    Ints numbers[kVectors], sums[2] = {};
+#pragma GCC unroll 8
+    for (int i = 0; i < kVectors; ++i) {
+      // The integer lies in the last bits of the sum.
+      numbers[i] = ((Ints)(v[i] / step + kRound) & 0x7fffff) - 0x400000;
+      const Steps narrow = narrowed(numbers[i]);
+      std::memcpy(own.numbers + i * kLanes, &narrow, sizeof narrow);
+      sums[i / kHalf] += numbers[i];
+    }
+    auto plus = [](Ints a, Ints b) { return a + b; };
+    const int32_t second = over_lanes(sums[1], plus), all = over_lanes(sums[0] + sums[1], plus);
+    own.sum = own.scale * static_cast<float>(all);
+    own.start[0] = -zero * (halves ? all - second : all);
+    own.start[1] = -zero * second;
   }
 };
 
@@ -343,8 +398,8 @@ struct Product {
           for (int i = 0; i < kQuads; ++i) numbers[i] |= spread(plane, i, 4 + p);
         }
       }
-      const Vector s = scales.next(g * kScales), t = Halves ? scales.next(2 * g + 1) : s;
-      const Vector b = Shifted ? offsets.next(g) : Vector{};
+      const Vector s = scales.next(), t = Halves ? scales.next() : s;
+      const Vector b = Shifted ? offsets.next() : Vector{};
       const Group* own = x + g * rows;
       auto add = [&](int64_t r, Ints q, Ints rest) {
         Vector v = __builtin_convertvector(q, Vector) * s;
