@@ -207,7 +207,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   weights = losses.chosen(config.loss, head.loss) if config.loss else head.loss
   V = model.config.vocab_size
   W = config.draft_vocab if 0 < config.draft_vocab < V else None
-  print(sizes(head, checkpoint.abstract(head, model.config, W, model.params)))
+  print(sizes(head, checkpoint.abstract(head, model.config, W)))
 
   rows, held_out = texts(model, config, name, out)
   states = pathlib.Path(config.features or out / "features")

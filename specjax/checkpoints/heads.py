@@ -24,6 +24,7 @@ from specjax.heads import draft_vocabulary
 from specjax.heads.base import Head
 from specjax.heads.named import built, named
 from specjax.models.config import Config
+from specjax.models.weights import as_floats
 from specjax.sampling import new_key
 from specjax.trees.dynamic import Dynamic
 from specjax.trees.static import Choices, from_choices
@@ -61,6 +62,8 @@ def abstract(
   key = jax.eval_shape(new_key, 0)
   if target_params is None:
     target_params = jax.eval_shape(functools.partial(families.family_of(model).init, model), key)
+  else:
+    target_params = jax.eval_shape(as_floats, target_params)
   vocabulary = draft_vocab and jax.ShapeDtypeStruct((draft_vocab,), jnp.int32)
   return jax.eval_shape(head.init, key, target_params, vocabulary or None)
 

@@ -10,6 +10,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from specjax import checks
+from specjax.base import Params
 from specjax.models import groups, panels
 from specjax.models.bfloat16 import Bfloat16, rounded
 from specjax.models.groups import GROUP, Groups
@@ -64,5 +65,13 @@ def dense(w: Matrix) -> Array:
 
 def count_parameters(params: Any) -> int:
   """Numbers of a tree of weights, each once: neither scales nor a second form of rows count."""
-  kept = jax.tree.leaves(params, is_leaf=lambda w: isinstance(w, Bfloat16 | Int8 | Groups | Panels))
-  return sum(math.prod(w.shape) for w in kept)
+  return sum(math.prod(w.shape) for w in jax.tree.leaves(params, is_leaf=_is_matrix))
+
+
+def as_floats(params: Params) -> Params:
+  """A tree of weights with their values, whatever form they have in memory."""
+  return jax.tree.map(dense, params, is_leaf=_is_matrix)
+
+
+def _is_matrix(w: Any) -> bool:
+  return isinstance(w, Bfloat16 | Int8 | Groups | Panels)

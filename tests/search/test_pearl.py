@@ -152,13 +152,14 @@ def test_the_rate_in_closed_form(alpha, block, want):
     np.testing.assert_allclose(got, (1 - a**g) / ((1 - a**g + a) * (1 - a)))
 
 
-@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.full(but=["0.9-5"])
 @pytest.mark.parametrize(("alpha", "block"), [(0.6, 5), (0.8, 5), (0.9, 5)])
 def test_ticks_commit_as_much_as_the_closed_form_says(alpha, block):
   assert abs(simulated(alpha, block) / pearl.rate(alpha, block) - 1) < 0.015
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_coin_of_the_tick_before_would_be_noticed():
   # The fault of the published code: the first token of a tick is tested with a coin that the last
   # tick has used. Here on purpose, by a source that forgets the position.

@@ -27,10 +27,10 @@ def build_tree(given: Any) -> tuple[str, Tree]:
         f"`tree` must be a name, a tree, or a list of rank paths, got {given!r:.60}."
       )
     return f"/{name_of(shape)}", shape
-  if given.name == FILE:
+  grammar.look_up("tree", given, TREES, {FILE: trees.load})
+  if given.name not in TREES:
     name, _ = grammar.bind("tree", given, {})
     return f"/{name}", trees.load(grammar.text_of(given, "a file", "FILE.json"))
-  grammar.look_up("tree", given, TREES, {FILE: trees.load})
   where = f"tree={grammar.show([given])!r}"
   if trees.has_paths(given.name):
     grammar.refuse_text("tree", given)
