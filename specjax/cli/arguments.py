@@ -176,8 +176,8 @@ class Serve:
   """Answer OpenAI's protocol over HTTP, for chats and completions; needs specjax[serve].
 
   Attributes:
-    drafter: how to guess, as for `generate`; auto, or auto-8[NAME], drafts by load: as much in each
-      round as pays with so many requests.
+    drafter: how to guess, as for `generate`; auto, or auto-8[NAME], drafts by load: as much as
+      pays with so many requests.
     verifier: which guesses are kept; with target_only the text of a seed is that of plain
       sampling, and at temperature 0 that of greedy decoding.
     stop: ids of tokens that end every answer, besides the model's own and a request's.

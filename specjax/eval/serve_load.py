@@ -28,7 +28,7 @@ class Answer(NamedTuple):
   Attributes:
     asked, ended: when the request was sent, and when its stream was over.
     pieces: when each piece of text came.
-    tokens: as the server counts them.
+    tokens: as the server counts them; one a piece where it does not say.
     error: why there is no answer, "" where there is one.
   """
 
@@ -95,7 +95,8 @@ async def ask(client: httpx2.AsyncClient, body: dict[str, Any], began: float) ->
   except httpx2.HTTPError as error:
     return Answer(asked, time.monotonic() - began, pieces, tokens, type(error).__name__)
   ended = time.monotonic() - began
-  return Answer(asked, ended, pieces, tokens, "" if pieces else "an answer without text")
+  count = tokens or len(pieces)
+  return Answer(asked, ended, pieces, count, "" if pieces else "an answer without text")
 
 
 async def run_rate(

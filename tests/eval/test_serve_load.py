@@ -44,7 +44,7 @@ def test_figures_by_hand():
 
 
 @contextlib.contextmanager
-def server(wait: float, refuse: set[str] = frozenset()):
+def server(wait: float, refuse: set[str] = frozenset(), counts: bool = True):
   """One that says three pieces of two tokens, a wait before each; (its url, what was asked)."""
   asked = []
 
@@ -63,7 +63,8 @@ def server(wait: float, refuse: set[str] = frozenset()):
           time.sleep(wait)
         choice = {"index": 0, "delta": {"content": text}}
         yield f"data: {json.dumps({'choices': [choice]})}\n\n"
-      yield f"data: {json.dumps({'choices': [], 'usage': {'completion_tokens': 6}})}\n\n"
+      if counts:
+        yield f"data: {json.dumps({'choices': [], 'usage': {'completion_tokens': 6}})}\n\n"
       yield "data: [DONE]\n\n"
 
     return StreamingResponse(events(), media_type="text/event-stream")
@@ -78,6 +79,14 @@ def server(wait: float, refuse: set[str] = frozenset()):
     finally:
       own.should_exit = True
       thread.join(10)
+
+
+def test_a_piece_is_a_token_where_the_server_counts_none():
+  with server(0.0, counts=False) as (url, _):
+    config = BenchServe(url=url, rates=(50.0,), requests=2)
+    (found,) = serve_load.run(config)
+  ratio = found["tokens_per_second"] / found["requests_per_second"]
+  assert found["answered"] == 2 and ratio == pytest.approx(3)
 
 
 def test_a_server_is_asked_at_a_rate():
