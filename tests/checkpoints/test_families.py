@@ -8,7 +8,6 @@ import functools
 import itertools
 import json
 import pathlib
-import shutil
 import sys
 import tempfile
 
@@ -38,10 +37,10 @@ from make_family_fixtures import IDS, MODELS, OUT, VOCAB, drawn  # noqa: E402
 ATOL = 2e-5
 
 
-def directory_of(name, directory: pathlib.Path) -> pathlib.Path:
+def directory_of(name, directory: pathlib.Path, **changes) -> pathlib.Path:
   """The checkpoint of a fixture, with weights drawn by the names that its layout has."""
-  shutil.copy(OUT / name / "config.json", directory)
-  raw = json.loads((OUT / name / "config.json").read_text())
+  raw = json.loads((OUT / name / "config.json").read_text()) | changes
+  (directory / "config.json").write_text(json.dumps(raw))
   family = families.by_type(raw, name)
   shapes = {}
   for part in itertools.chain(*family.layout(family.from_json(raw)).values()):
