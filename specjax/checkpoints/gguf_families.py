@@ -19,7 +19,7 @@ class Architecture(NamedTuple):
   Attributes:
     model_type: of the config.json.
     says: what else it says.
-    keys: beside those that all have.
+    keys: beside those that all have, see `Keys`.
     silent: from what is known to what follows, or holds where a file is silent.
     pairs: whether rows of q and k lie in rotary pairs (2i, 2i + 1).
     epsilon: a config.json's name of the norms' epsilon, see `EPSILON`.
@@ -27,7 +27,7 @@ class Architecture(NamedTuple):
 
   model_type: str
   says: Mapping[str, Any] = {}
-  keys: Keys = {}
+  keys: Mapping[str, tuple[Any, str]] = {}
   silent: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda raw: {}
   pairs: bool = False
   epsilon: str = "rms_norm_eps"

@@ -33,10 +33,10 @@ _NEEDED: dict[str, tuple[str, ...]] = {
   "default": (), "linear": ("factor",), "yarn": ("factor",), "proportional": (),
   "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
   "longrope": tuple(_FACTORS.values()),
-}
-_ALONE = {"proportional": "gemma4_text", "longrope": "phi3"}  # kinds of one family  # fmt: skip
+}  # fmt: skip
+_ALONE = {"proportional": "gemma4_text", "longrope": "phi3"}  # kinds of one family
 _IN_PART = ("llada2_moe", "phi3", "glm", "glm4", "glm4_moe", "qwen3_next", "qwen3_5_text",
-            "qwen3_5_moe_text")  # fmt: skip
+            "qwen3_5_moe_text", "bailing_moe_v2")  # fmt: skip
 _ALWAYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", _LENGTH)
 _OF_YARN = (*_YARN.values(), "mscale", "mscale_all_dim")
 
@@ -126,7 +126,7 @@ def _longrope(
   for key in _FACTORS.values():
     if len(rope[key]) != int(width * share) // 2 or min(rope[key]) <= 0:
       wanted = f"{int(width * share) // 2} numbers above 0, one for each pair that turns"
-      checks.refuse(f"{where}.{key}", rope[key], wanted)
+      checks.refuse(f"{where}: {key}", rope[key], wanted)
   factor = rope.get("factor", known.get("max_position_embeddings", 2048) / rope[_LENGTH])
   attention = math.sqrt(1 + math.log(factor) / math.log(rope[_LENGTH])) if factor > 1 else 1.0
   return {"factor": factor, "attention_factor": attention, **rope}

@@ -87,7 +87,8 @@ MORE = EPSILON | {
   "embedding_multiplier": "embedding_scale", "residual_multiplier": "residual_scale",
   "attention_multiplier": "attention.scale", "logits_scaling": "logit_scale",
   "logit_scale": "logit_scale", "attn_logit_softcapping": "attn_logit_softcapping",
-  "final_logit_softcapping": "final_logit_softcapping", "sliding_window": "attention.sliding_window",
+  "final_logit_softcapping": "final_logit_softcapping",
+  "sliding_window": "attention.sliding_window",
   "num_experts": "expert_count", "num_local_experts": "expert_count",
   "num_experts_per_tok": "expert_used_count",
   "moe_intermediate_size": "expert_feed_forward_length",
@@ -106,7 +107,8 @@ def of_family(directory: pathlib.Path, arch: str):
     layer, _, part = name.partition(".experts.")
     if part:  # NUMBER.gate_proj
       number, _, part = part.partition(".")
-      experts.setdefault(f"{names.get_name(f'{layer}.experts.{part}')}.{suffix}", {})[int(number)] = w
+      stack = names.get_name(f"{layer}.experts.{part}")
+      experts.setdefault(f"{stack}.{suffix}", {})[int(number)] = w
       continue
     own = f"{names.get_name(name)}.{suffix}"
     if arch in PAIRED and own.split(".")[-2] in ("attn_q", "attn_k"):
@@ -114,10 +116,8 @@ def of_family(directory: pathlib.Path, arch: str):
       w = in_pairs(w, raw[key])
     tensors[own] = w + 1 if arch in LESS_ONE and "norm" in own else w
   tensors |= {name: np.stack([ws[i] for i in range(len(ws))]) for name, ws in experts.items()}
-  metadata = {
-    ours: raw[key] for key, ours in (KEYS | MORE).items() if raw.get(key)
-  }
-  rope, share = raw.get("rope_parameters") or {}, 1
+  metadata = {ours: raw[key] for key, ours in (KEYS | MORE).items() if raw.get(key)}
+  rope = raw.get("rope_parameters") or {}
   rope = rope.get("sliding_attention", rope)
   head = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
   share = rope.get("partial_rotary_factor", 1)

@@ -3,12 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType as Kind
 from gguf_writer import of_family, write
 from test_families import directory_of
 
 from specjax.checkpoints import gguf, hf
-from specjax.checkpoints.gguf_families import ARCHITECTURES
 
 TYPES = {"layer_types": ["sliding_attention"] * 2}
 QWEN3 = {
