@@ -71,7 +71,9 @@ def longrope(
   """`scaling` beside the tensors of `FACTORS`, which are by their keys."""
   kind = found.get("rope.scaling.type", "longrope")
   if kind not in ("none", "longrope"):
-    checks.refuse(f"{where}: {architecture}.rope.scaling.type", kind, f"none beside {FACTORS}")
+    checks.refuse(
+      f"{where}: {architecture}.rope.scaling.type", kind, f"none beside {', '.join(FACTORS)}"
+    )
   key = "rope.scaling.original_context_length"
   if key not in found:
     raise ValueError(f"{where}: the longrope scaling lacks '{architecture}.{key}'.")

@@ -128,7 +128,8 @@ def of_family(directory: pathlib.Path, arch: str):
     original = rope["original_max_position_embeddings"]
     factor = raw["max_position_embeddings"] / original
     metadata["rope.scaling.original_context_length"] = original
-    metadata["rope.scaling.attn_factor"] = (1 + np.log(factor) / np.log(original)) ** 0.5
+    usual = (1 + np.log(factor) / np.log(original)) ** 0.5
+    metadata["rope.scaling.attn_factor"] = rope.get("attention_factor", usual)
     for each in ("long", "short"):
       tensors[f"rope_factors_{each}.weight"] = np.array(rope[f"{each}_factor"], np.float32)
   return metadata, tensors
