@@ -72,7 +72,9 @@ def longrope(
   kind = found.get("rope.scaling.type", "longrope")
   if kind not in ("none", "longrope"):
     checks.refuse(
-      f"{where}: {architecture}.rope.scaling.type", kind, f"none beside {', '.join(FACTORS)}"
+      f"{where}: {architecture}.rope.scaling.type",
+      kind,
+      f"none or longrope beside {', '.join(FACTORS)}",
     )
   key = "rope.scaling.original_context_length"
   if key not in found:
