@@ -13,6 +13,7 @@ import pathlib
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -95,7 +96,7 @@ def main(config: Config) -> None:
   decoder = specjax.Decoder(model, "none")
   ours = [list(decoder([prompt], config.max_new_tokens)[0].tokens) for prompt in ids]
   above = [leads(model, *text) for text in zip(ids, ours, strict=True)]
-  cells = []
+  cells: list[dict[str, Any]] = []
   for name, decoded in PEERS.items():
     try:
       said = decoded(resolve(config.model), ids, config.max_new_tokens)

@@ -109,7 +109,7 @@ def _config_json(
   harmless.known_keys(metadata, where, used, harmless.GGUF)
   found = {k.removeprefix(f"{kind}."): v for k, v in values.items()}
   raw = {theirs: found[k] for k, (_, theirs) in keys.items() if k in found}
-  raw |= {"model_type": own.model_type} | own.says
+  raw |= {"model_type": own.model_type, **own.says}
   if "vocab_size" not in raw and isinstance(tokens := metadata.get("tokenizer.ggml.tokens"), list):
     raw["vocab_size"] = len(tokens)
   raw |= own.silent(raw)

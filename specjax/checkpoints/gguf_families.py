@@ -9,7 +9,7 @@ from specjax import checks
 
 _SIZE = functools.partial(checks.whole, least=1)
 _NUMBER = functools.partial(checks.number, above=0)
-Keys = Mapping[str, tuple[Any, str]]
+Keys = dict[str, tuple[Any, str]]
 """What is accepted of keys after the architecture's name, and their names in a config.json."""
 
 

@@ -47,12 +47,12 @@ def reaches(config: Config) -> tuple[int | None, ...]:
 def _by_reach(
   config: Config,
   length: Array,
-  whole: Callable[[KV], KV],
-  newest: Callable[[int, KV], KV],
+  whole: Callable[..., KV],
+  newest: Callable[..., KV],
   *given: KV,
 ) -> Cache:
-  """What `whole` makes of the layers that see everything, and `newest` of those of a reach; both
-  take these layers' part of each of `given`."""
+  """What `whole` makes of the layers that see everything, and `newest` of a reach and the layers
+  that have it; both take these layers' part of each of `given`."""
   found = reaches(config)
   k: list[Any] = [()] * len(found)
   v: list[Any] = [()] * len(found)
