@@ -31,6 +31,7 @@ from specjax.checkpoints.hf_layout import (
   layout,
   spare,
 )
+from specjax.checkpoints.hf_ling import LING
 from specjax.checkpoints.hf_llama4 import LLAMA4
 from specjax.checkpoints.hf_ministral import MINISTRAL
 from specjax.checkpoints.hf_mixtures import MIXTURES
@@ -108,7 +109,7 @@ ROWS: dict[str, Row] = (
   | DIFFUSION_GEMMA
   | QWEN_NEXT
 )
-FAMILIES |= {name: _of_row(row) for name, row in ROWS.items()}
+FAMILIES |= {name: _of_row(row) for name, row in (ROWS | LING).items()}
 FAMILIES["kimi_k2"] = FAMILIES["deepseek_v3"]  # the same network, which is saved as that
 _CANVAS = FAMILIES["diffusion_gemma_text"]
 FAMILIES["diffusion_gemma"] = _CANVAS._replace(  # both halves, as it is published
@@ -159,7 +160,7 @@ def to_json(config: Config, *, mask: bool = False, shift: bool = False) -> dict[
   x, scaling = config.experts, config.rope_scaling
   in_part = config.rotary_dim is not None and x is None
   others = x is not None and (x.shared_gate or (x.router == "sigmoid" and config.causal))
-  grows = scaling is not None and scaling.growth > 0
+  grows = scaling is not None and (scaling.growth > 0 or scaling.kind == "longrope")
   if mask or not (config.unlike_llama or in_part or others or grows):
     return hf_config.to_json(config, mask=mask, shift=shift)
   raw = hf_rows.to_json(ROWS, config)
@@ -175,6 +176,9 @@ def family_of(config: Any) -> Family:
   return next(family for family in FAMILIES.values() if type(config) is family.config)
 
 
-def target(config: Any) -> Target:
-  """The network of a config of any family."""
+def target(config: Any, *, whole: bool = True) -> Target:
+  """The network of a config of any family; without `whole` its cache holds of layers with a sliding
+  window the newest rows alone, where the family can."""
+  if not whole and isinstance(config, Config) and config.windows and config.causal:
+    return transformer.target(config, whole=False)
   return family_of(config).target(config)

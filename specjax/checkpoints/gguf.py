@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,22 +16,11 @@ from jax.typing import DTypeLike
 from specjax import checks
 from specjax.checkpoints import gguf_groups, gguf_rope, gguf_tokenizer, harmless
 from specjax.checkpoints.families import FAMILIES
+from specjax.checkpoints.gguf_families import ARCHITECTURES, EPSILON
 from specjax.checkpoints.hf import Checkpoint
 from specjax.checkpoints.hf_layout import Fusion, assemble, joined
 from specjax.checkpoints.llama2c import halves
 from specjax.models.weights import Matrix
-
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-  "llama": {"model_type": "llama"},
-  "qwen2": {"model_type": "qwen2"},
-  "qwen3": {"model_type": "qwen3"},
-  "llada": {"model_type": "llama", "is_causal": False},
-  "dream": {"model_type": "Dream"},
-  "gemma3": {"model_type": "gemma3_text"},
-}
-"""The architectures that are read, each with what a config.json would say of it."""
-
-_PAIRED = ("llama", "llada")  # their rows of q and k lie in rotary pairs (2i, 2i + 1)
 
 _SIZE = functools.partial(checks.whole, least=1)
 # Keys after the architecture's name: what they accept, and their names in a config.json.
@@ -41,8 +31,6 @@ _KEYS: dict[str, tuple[Any, str]] = {
   "attention.head_count": (_SIZE, "num_attention_heads"),
   "attention.head_count_kv": (_SIZE, "num_key_value_heads"),
   "attention.key_length": (_SIZE, "head_dim"),
-  "attention.layer_norm_rms_epsilon": (float, "rms_norm_eps"),
-  "attention.sliding_window": (_SIZE, "sliding_window"),
   "attention.causal": (bool, "is_causal"),
   "context_length": (_SIZE, "max_position_embeddings"),
   "rope.freq_base": (float, "rope_theta"),
@@ -50,7 +38,7 @@ _KEYS: dict[str, tuple[Any, str]] = {
 }
 _NEEDED = (
   "block_count", "embedding_length", "feed_forward_length", "attention.head_count",
-  "attention.layer_norm_rms_epsilon", "context_length",
+  "context_length",
 )  # fmt: skip
 _OTHERS = {
   "attention.value_length": _SIZE,
@@ -58,6 +46,7 @@ _OTHERS = {
   **gguf_rope.SCHEMA,
 }
 _SHIFT = "diffusion.shift_logits"
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 def _open(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, ReaderTensor]]:
@@ -81,11 +70,14 @@ def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
   return tuple(int(n) for n in reversed(tensor.shape))
 
 
-def _values(tensor: ReaderTensor) -> np.ndarray:
-  """The values of a tensor in float32; ValueError where its type cannot be dequantised."""
+def _values(tensor: ReaderTensor, expert: int | None = None) -> np.ndarray:
+  """The values of a tensor, or of one of the matrices in it, in float32; ValueError where its type
+  cannot be dequantised."""
+  own = ... if expert is None else expert
   try:
-    plain = np.asarray(tensor.data)  # slices of a memmap take twice as long
-    return quants.dequantize(plain, tensor.tensor_type).reshape(_shape(tensor))
+    plain = np.asarray(tensor.data)[own]  # slices of a memmap take twice as long
+    shape = _shape(tensor) if expert is None else _shape(tensor)[1:]
+    return quants.dequantize(plain, tensor.tensor_type).reshape(shape)
   except NotImplementedError:
     checks.refuse(
       f"type of tensor {tensor.name}",
@@ -106,24 +98,25 @@ def _config_json(
     )
   name = f"{where}: general.architecture"
   kind = checks.choice(name, metadata.get("general.architecture"), ARCHITECTURES)
-  known = {f"{kind}.{k}": check for k, (check, _) in _KEYS.items()}
-  known |= {f"{kind}.{k}": check for k, check in _OTHERS.items()}
-  values = checks.fields_of(metadata, known, where, [f"{kind}.{k}" for k in _NEEDED])
+  own = ARCHITECTURES[kind]
+  epsilon = EPSILON[own.epsilon]
+  keys = {**_KEYS, epsilon: (float, own.epsilon), **own.keys}
+  known = {f"{kind}.{k}": check for k, check in _OTHERS.items()}
+  known |= {f"{kind}.{k}": check for k, (check, _) in keys.items()}
+  needed = [f"{kind}.{k}" for k in (*_NEEDED, epsilon)]
+  values = checks.fields_of(metadata, known, where, needed)
   used = {*known, *gguf_tokenizer.KEYS, "general.architecture", _SHIFT}
-  if kind not in ("llama", "gemma3"):  # whose programs see everything
-    used -= {f"{kind}.attention.sliding_window"}
   harmless.known_keys(metadata, where, used, harmless.GGUF)
   found = {k.removeprefix(f"{kind}."): v for k, v in values.items()}
-  raw = {theirs: found[k] for k, (_, theirs) in _KEYS.items() if k in found}
-  raw |= ARCHITECTURES[kind]
+  raw = {theirs: found[k] for k, (_, theirs) in keys.items() if k in found}
+  raw |= {"model_type": own.model_type, **own.says}
   if "vocab_size" not in raw and isinstance(tokens := metadata.get("tokenizer.ggml.tokens"), list):
     raw["vocab_size"] = len(tokens)
-  if kind == "llama" and "sliding_window" in raw:
-    raw["model_type"] = "mistral"
-  if kind == "gemma3":
-    raw |= _gemma3(raw)
+  raw |= own.silent(raw)
   if kind != "qwen2":
     raw["attention_bias"] = "blk.0.attn_q.bias" in tensors
+  if kind == "seed_oss":
+    raw["attention_out_bias"] = "blk.0.attn_output.bias" in tensors
   raw["tie_word_embeddings"] = "output.weight" not in tensors
 
   head = raw.get("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
@@ -136,20 +129,14 @@ def _config_json(
   if head and found.get("rope.dimension_count", head) != head:
     raw["partial_rotary_factor"] = found["rope.dimension_count"] / head
   stretch = _values(tensors[gguf_rope.STRETCH]) if gguf_rope.STRETCH in tensors else None
-  raw["rope_scaling"] = gguf_rope.scaling(found, stretch, where, kind)
+  factors = {key: _values(tensors[name]) for name, key in gguf_rope.FACTORS.items()
+             if name in tensors}  # fmt: skip
+  raw["rope_scaling"] = (
+    gguf_rope.longrope(found, factors, where, kind)
+    if factors
+    else gguf_rope.scaling(found, stretch, where, kind)
+  )
   return kind, raw
-
-
-def _gemma3(raw: Mapping[str, Any]) -> dict[str, Any]:
-  """What llama.cpp takes for Gemma 3 where a file is silent."""
-  layers, heads = raw["num_hidden_layers"], raw["num_attention_heads"]
-  own: dict[str, Any] = {"rope_theta": raw.get("rope_theta", 1e4)}
-  own["query_pre_attn_scalar"] = raw.get("head_dim", raw["hidden_size"] // heads)
-  if layers == 62:  # of 27B alone
-    own["query_pre_attn_scalar"] = raw["hidden_size"] // heads
-  if "sliding_window" not in raw:
-    own["layer_types"] = ["full_attention"] * layers
-  return own
 
 
 def load(
@@ -184,16 +171,25 @@ def load(
   names = get_tensor_name_map(MODEL_ARCH(architecture), config.layers)
 
   def theirs(name: str) -> str:
-    return names.get_name(name, (".weight", ".bias")) or name
+    """Experts of a layer are one tensor; theirs have its name and #NUMBER."""
+    plain, expert = _EXPERT.sub(".experts.", name), _EXPERT.search(name)
+    own = names.get_name(plain, (".weight", ".bias")) or plain
+    return own if expert is None else f"{own}#{expert[1]}"
 
-  table = {
-    ours: [Fusion(theirs(part.name), part.shape) for part in parts]
-    for ours, parts in family.layout(config).items()
-  }
-  spare = frozenset(map(theirs, family.spare(config))) | {gguf_rope.STRETCH}
-  heads = {"attn_q": config.heads, "attn_k": config.kv_heads} if kind in _PAIRED else {}
+  table = family.layout(config)
+  for parts in table.values():  # norms of Gemma hold 1 + w
+    parts[:] = [part._replace(name=theirs(part.name), less=0.0) for part in parts]
+  spare = frozenset(map(theirs, family.spare(config)))
+  spare |= {gguf_rope.STRETCH} | (gguf_rope.FACTORS.keys() if kind == "phi3" else set())
+  pairs = ARCHITECTURES[kind].pairs
+  heads = {"attn_q": config.heads, "attn_k": config.kv_heads} if pairs else {}
+  if weights == "native" and config.experts is not None:
+    checks.refuse("weights", weights, "another for the experts of a GGUF file")
 
   def read(name: str, index: tuple[slice, ...]) -> np.ndarray:
+    name, _, expert = name.partition("#")
+    if expert:
+      return _values(tensors[name], int(expert))[index]
     values = _values(tensors[name])
     part = name.split(".")[-2]
     return (halves(values, heads[part]) if part in heads else values)[index]
@@ -208,13 +204,20 @@ def load(
         checks.refuse(f"type of tensor {x.name}", x.tensor_type.name, f"with {weights} weights "
                       f"{gguf_groups.HELD}, or floats beside no other")  # fmt: skip
     made = []
-    for tensor in found:
-      part, data = tensor.name.split(".")[-2], np.asarray(tensor.data)
-      data = halves(data, heads[part]) if part in heads else data
+    for part, tensor in zip(parts, found, strict=True):
+      name, data = tensor.name.split(".")[-2], np.asarray(tensor.data)
+      data = halves(data, heads[name]) if name in heads else data
+      data = data[part.first : part.first + part.shape[0]]
       made.append(gguf_groups.groups(data, tensor.tensor_type, dtype))
     return joined(path, made)
 
-  shapes = {name: _shape(tensor) for name, tensor in tensors.items()}
+  shapes: dict[str, tuple[int, ...]] = {}
+  for name, tensor in tensors.items():
+    shape = _shape(tensor)
+    if name.split(".")[-2].endswith("_exps"):
+      shapes |= {f"{name}#{expert}": shape[1:] for expert in range(shape[0])}
+    else:
+      shapes[name] = shape
   source = f"the metadata of {path.name}"
   params = assemble(
     table,

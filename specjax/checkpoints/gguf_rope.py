@@ -12,6 +12,8 @@ from specjax.models.config import Config
 from specjax.models.rotary import rope_frequencies
 
 STRETCH = "rope_freqs.weight"  # a tensor of Llama 3.1's divisors of the rotary frequencies
+FACTORS = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
+"""Tensors of LongRoPE's divisors of the rotary frequencies, and their keys in a config.json."""
 _LLAMA3 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
 
 _SIZE = functools.partial(checks.whole, least=1)
@@ -61,6 +63,27 @@ def scaling(
       f"{where}: {architecture}.rope.scaling.type", kind, f"none beside the tensor {STRETCH}"
     )
   return {"rope_type": "llama3", "factor": float(stretch.max()), **_LLAMA3}
+
+
+def longrope(
+  found: Mapping[str, Any], factors: Mapping[str, np.ndarray], where: str, architecture: str
+) -> dict[str, Any]:
+  """`scaling` beside the tensors of `FACTORS`, which are by their keys."""
+  kind = found.get("rope.scaling.type", "longrope")
+  if kind not in ("none", "longrope"):
+    checks.refuse(
+      f"{where}: {architecture}.rope.scaling.type",
+      kind,
+      f"none or longrope beside {', '.join(FACTORS)}",
+    )
+  key = "rope.scaling.original_context_length"
+  if key not in found:
+    raise ValueError(f"{where}: the longrope scaling lacks '{architecture}.{key}'.")
+  return {
+    "rope_type": "longrope", "original_max_position_embeddings": found[key],
+    "attention_factor": found.get("rope.scaling.attn_factor", 1.0),
+    **{name: [float(str(x)) for x in values] for name, values in factors.items()},
+  }  # fmt: skip
 
 
 def check_stretch(config: Config, stretch: np.ndarray, where: str) -> None:

@@ -89,6 +89,17 @@ _OF_ROWS = {
      "chosen_groups": 1},
     {"router": "sigmoid"},
   ),
+  "dots1": Keys(
+    "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size",
+    {"width": 1408, "normalised": False, "scale": 1.0, "groups": 1, "chosen_groups": 1},
+    {"router": "sigmoid"},
+  ),
+  "bailing_moe_v2": Keys(
+    "num_experts", "num_experts_per_tok", "moe_intermediate_size",
+    {"count": 256, "chosen": 8, "width": 512, "normalised": True, "scale": 1.0, "groups": 8,
+     "chosen_groups": 4},
+    {"router": "sigmoid"}, {"score_function": (None, "sigmoid")},
+  ),
   "deepseek_v3": Keys(
     "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size",
     {"count": 256, "chosen": 8, "width": 2048, "normalised": True, "scale": 2.5, "groups": 8,

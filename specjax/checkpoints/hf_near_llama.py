@@ -1,4 +1,5 @@
-"""Families that differ from Llama in a detail: SmolLM3, Granite 3 and 4, Seed-OSS, Phi-3."""
+"""Families that differ from Llama in a detail: SmolLM3, Granite 3 and 4, Seed-OSS, Phi-3, ERNIE 4.5
+and Helium."""
 
 import dataclasses
 import functools
@@ -82,14 +83,30 @@ def _write_seed_oss(c: Config) -> dict[str, Any]:
 
 def _phi3(found: Found) -> dict[str, Any]:
   rope = found.rope()
-  if rope.rope_scaling is not None:
-    checks.refuse(f"{found.where}: rope_type", rope.rope_scaling.kind, "default in Phi-3")
+  if rope.rope_scaling is not None and rope.rope_scaling.kind != "longrope":
+    said = "default or longrope in Phi-3"
+    checks.refuse(f"{found.where}: rope_type", rope.rope_scaling.kind, said)
   return dataclasses.replace(rope, window=found.value("sliding_window")).fields
 
 
 def _write_phi3(c: Config) -> dict[str, Any]:
   share = 1.0 if c.rotary_dim is None else c.rotary_dim / c.head_dim
-  return {"sliding_window": c.window, "partial_rotary_factor": share}
+  own = {"sliding_window": c.window, "partial_rotary_factor": share}
+  if c.rope_scaling is not None:
+    own["original_max_position_embeddings"] = c.rope_scaling.original_length
+  return own
+
+
+def _ernie(found: Found) -> dict[str, Any]:
+  return {"neighbours": True, **found.rope().fields}
+
+
+def _helium(found: Found) -> dict[str, Any]:
+  """Its matrix behind attention is square."""
+  c = found.known
+  if (wide := c["num_attention_heads"] * c["head_dim"]) != c["hidden_size"]:
+    checks.refuse(f"{found.where}: hidden_size", c["hidden_size"], f"{wide}, that of all heads")
+  return _ernie(found)
 
 
 NEAR_LLAMA = {
@@ -131,5 +148,17 @@ NEAR_LLAMA = {
     {"rope_theta": 2e6, "tie_word_embeddings": True, "max_position_embeddings": 32768,
      "num_key_value_heads": 4},
     idle={"sliding_window": ..., "max_window_layers": ...},
+  ),
+  "ernie4_5": Row(
+    "Ernie4_5ForCausalLM", HF, _ernie, lambda c: {}, {},
+    {"rope_theta": 5e5, "num_key_value_heads": 2, "head_dim": 128, "tie_word_embeddings": True,
+     "max_position_embeddings": 131072, "rms_norm_eps": 1e-5},
+    idle={"use_bias": (False,)},
+  ),
+  "helium": Row(
+    "HeliumForCausalLM", HF, _helium, lambda c: {"attention_bias": c.qkv_bias},
+    {"attention_bias": bool},
+    {"rope_theta": 1e5, "num_key_value_heads": 20, "head_dim": 128, "rms_norm_eps": 1e-8,
+     "max_position_embeddings": 4096},
   ),
 }  # fmt: skip

@@ -17,22 +17,26 @@ _SCHEMA = {
   "factor": _POSITIVE, "low_freq_factor": _POSITIVE, "high_freq_factor": _POSITIVE,
   "original_max_position_embeddings": _SIZE, "beta_slow": _POSITIVE, "beta_fast": _POSITIVE,
   "attention_factor": _POSITIVE, "mscale": _POSITIVE, "mscale_all_dim": _POSITIVE, "truncate": bool,
-  _GROWTH: _POSITIVE,
+  _GROWTH: _POSITIVE, "short_factor": tuple[float, ...], "long_factor": tuple[float, ...],
 }  # fmt: skip
 _LENGTH = "original_max_position_embeddings"
 _LLAMA3 = {"low": "low_freq_factor", "high": "high_freq_factor", "original_length": _LENGTH}
 _YARN = {"low": "beta_slow", "high": "beta_fast", "attention": "attention_factor",
          "whole_pairs": "truncate", "original_length": _LENGTH}  # fmt: skip
+_FACTORS = {"short": "short_factor", "long": "long_factor"}
+_LONG = _FACTORS | {"attention": "attention_factor", "original_length": _LENGTH}
 _NAMES: dict[str, dict[str, str]] = {
-  "linear": {}, "llama3": _LLAMA3, "yarn": _YARN,
+  "linear": {}, "llama3": _LLAMA3, "yarn": _YARN, "longrope": _LONG,
   "proportional": {"share": "partial_rotary_factor"},
 }  # fmt: skip
 _NEEDED: dict[str, tuple[str, ...]] = {
   "default": (), "linear": ("factor",), "yarn": ("factor",), "proportional": (),
   "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+  "longrope": tuple(_FACTORS.values()),
 }  # fmt: skip
+_ALONE = {"proportional": "gemma4_text", "longrope": "phi3"}  # kinds of one family
 _IN_PART = ("llada2_moe", "phi3", "glm", "glm4", "glm4_moe", "qwen3_next", "qwen3_5_text",
-            "qwen3_5_moe_text")  # fmt: skip
+            "qwen3_5_moe_text", "bailing_moe_v2")  # fmt: skip
 _ALWAYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", _LENGTH)
 _OF_YARN = (*_YARN.values(), "mscale", "mscale_all_dim")
 
@@ -61,12 +65,13 @@ def read(
   rope = checks.fields_of(raw.get(key) or {}, _SCHEMA, inside)
   theta = rope.get("rope_theta", known.get("rope_theta", 10000.0))
   kind = rope.get("rope_type", rope.get("type", "default"))
-  known_kinds = [x for x in _NEEDED if x != "proportional" or family == "gemma4_text"]
+  known_kinds = [x for x in _NEEDED if _ALONE.get(x, family) == family]
   checks.choice(f"{where}: rope_type", kind, known_kinds)
   for name in _NEEDED[kind]:
     if name not in rope:
       raise ValueError(f"{where}: the {kind} rope scaling lacks {name!r}.")
   used = {*_ALWAYS, *_NEEDED[kind], *(_OF_YARN if kind == "yarn" else ())}
+  used |= {"factor", "attention_factor"} if kind == "longrope" else set()
   if kind == "proportional":
     used |= {"factor"}
     rope = {"factor": 1.0, "partial_rotary_factor": 1.0, **rope}
@@ -89,6 +94,8 @@ def read(
   rope = {_LENGTH: beside or known.get("max_position_embeddings", 2048), **rope}
   if kind == "yarn":
     rope = _yarn(rope)
+  if kind == "longrope":
+    rope = _longrope(rope, known, share, inside)
   limits = {ours: rope[name] for ours, name in names.items()}
   same = kind == "llama3" and limits["low"] == limits["high"]  # Llama 4
   if "low" in limits and not (same or limits["low"] < limits["high"]):
@@ -109,6 +116,20 @@ def _yarn(rope: Mapping[str, Any]) -> dict[str, Any]:
   attention = spread(of_one) / spread(of_all) if of_one and of_all else spread(1)
   absent = {"beta_slow": 1.0, "beta_fast": 32.0, "truncate": True, "attention_factor": attention}
   return {**absent, **rope}
+
+
+def _longrope(
+  rope: Mapping[str, Any], known: Mapping[str, Any], share: float, where: str
+) -> dict[str, Any]:
+  """A LongRoPE scaling with what a file leaves out, as transformers fills it in."""
+  width = known.get("head_dim", known["hidden_size"] // known["num_attention_heads"])
+  for key in _FACTORS.values():
+    if len(rope[key]) != int(width * share) // 2 or min(rope[key]) <= 0:
+      wanted = f"{int(width * share) // 2} numbers above 0, one for each pair that turns"
+      checks.refuse(f"{where}: {key}", rope[key], wanted)
+  factor = rope.get("factor", known.get("max_position_embeddings", 2048) / rope[_LENGTH])
+  attention = math.sqrt(1 + math.log(factor) / math.log(rope[_LENGTH])) if factor > 1 else 1.0
+  return {"factor": factor, "attention_factor": attention, **rope}
 
 
 def write(scaling: RopeScaling | None) -> dict[str, Any] | None:

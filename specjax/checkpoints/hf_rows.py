@@ -60,8 +60,9 @@ class Found(NamedTuple):
 
   def sees_all(self) -> Kind:
     """The rotary embedding of all layers, of which none may have a window."""
-    if set(types := self.known.get("layer_types", ())) - {FULL}:
-      checks.refuse(f"{self.where}: layer_types", types, f"{FULL} in all layers")
+    layers = self.known["num_hidden_layers"]
+    if tuple(types := self.known.get("layer_types", (FULL,) * layers)) != (FULL,) * layers:
+      checks.refuse(f"{self.where}: layer_types", types, f"{FULL} in all {layers} layers")
     return self.rope()
 
 

@@ -88,7 +88,7 @@ def filler(model: Model, part: Part) -> Filler | None:
   """The head or the draft model of a name without numbers and decorations, or None."""
   if part.name == "draft_model":
     small = load_small(model, part)
-    return Filler(part, lambda tree, _: draft_tree(small.target, tree), small.params, None, DEPTH)
+    return Filler(part, lambda tree, _: draft_tree(small.drafting, tree), small.params, None, DEPTH)
   if not is_head(part.name):
     return None
   loaded = load_head(model, part)[1]

@@ -23,7 +23,7 @@ def priced(model: Model, name: str, context: int, batch: int = 1) -> str:
     return name
   (part,) = parts
   small = load_small(model, part)
-  drafters = [draft_model(small.target, depth + 1) for depth in DEPTHS]
+  drafters = [draft_model(small.drafting, depth + 1) for depth in DEPTHS]
   drafts = draft_cost.measure(
     model.target, model.params, drafters, small.params, context, batch=batch
   )

@@ -1,7 +1,7 @@
 """The key/value cache: allocation and the only write."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,12 @@ from specjax.models.gated_delta import State
 
 Index = int | Array
 UNROLLED = 8  # rows
+
+
+class Newest(NamedTuple):
+  """Of a layer with a sliding window the newest `rows` [B, K, R, C], see `models.newest`."""
+
+  rows: Array
 
 
 def _spread(x: Array) -> PartitionSpec | None:
@@ -33,11 +39,13 @@ def cut(cache: Any, length: Array) -> Any:
   """The cache, of which later rows than length i32[B] are forgotten.
 
   It raises ValueError for recurrent layers, whose states cannot go back: such a model is a target,
-  and drafts for none.
+  and drafts for none. Nor can a cache that holds the newest rows alone.
   """
-  leaves = jax.tree.leaves(cache, is_leaf=lambda x: isinstance(x, State))
+  leaves = jax.tree.leaves(cache, is_leaf=lambda x: isinstance(x, State | Newest))
   if any(isinstance(x, State) for x in leaves):
     raise ValueError("a draft model must have no recurrent layers: their states cannot go back.")
+  if any(isinstance(x, Newest) for x in leaves):
+    raise ValueError("a draft model's cache must be whole: without its old rows it cannot go back.")
   return cache._replace(length=length)
 
 
@@ -92,6 +100,20 @@ def renew(kv: Any, fresh: Any, start: Array, rows: Array) -> Any:
     return lax.dynamic_update_slice(buffer, window, place)
 
   return _written(lambda buffer, fresh, *_: fresh, put, kv, fresh, start, rows)
+
+
+def moved(kv: Any, fresh: Any, by: Array, most: int) -> Any:
+  """kv, arrays [B, K, S, C], whose rows from by i32[B] on, 0 to `most`, are its first ones.
+
+  Its last `most` rows stay. `fresh` are arrays [B, K, N, C], whatever they have.
+  """
+
+  def put(buffer: Array, _: Array, b: Index, by: Array) -> Array:
+    size = 1, buffer.shape[1], buffer.shape[2] - most, buffer.shape[3]
+    rows = lax.dynamic_slice(buffer, (b, 0, by[b], 0), size)
+    return lax.dynamic_update_slice(buffer, rows, (b, 0, 0, 0))
+
+  return _written(lambda buffer, fresh, *_: fresh, put, kv, fresh, by)
 
 
 def _row(x: Array, b: Index) -> Array:

@@ -63,3 +63,50 @@ def read_prompts(read: Read, tokens: Array, length: Array, causal: bool) -> tupl
 
   shapes = jax.eval_shape(lambda: read(None, tokens[:, :size], place, mask))
   return lax.fori_loop(0, -(-length.max() // size), step, jax.tree.map(empty, shapes))
+
+
+def committed(
+  read: Read,
+  begin: Callable[[KV, Array], Cache],
+  commit: Callable[[Cache, KV, Array, Array], Cache],
+  tokens: Array,
+  length: Array,
+) -> tuple[Cache, Any]:
+  """`read_prompts` of a causal model whose cache is more than its rows: (the cache, what else
+  `read` returns).
+
+  A piece of a long prompt is a tree that is a chain, which is evaluated and committed.
+
+  Args:
+    read: as there.
+    begin: (rows of a text, how many of them count i32[B]) -> their cache.
+    commit: as `base.Commit`.
+  """
+  B, T = tokens.shape
+  size = chunk(T)
+  place = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (B, size))
+  mask = jnp.broadcast_to(jnp.tril(jnp.ones((size, size), bool)), (B, size, size))
+  if size == T:
+    kv, found = read(None, tokens, place, mask)
+    return begin(kv, length - 1), found
+
+  shapes = jax.eval_shape(lambda: read(None, tokens[:, :size], place, mask))
+  none, first = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+  def step(i: Array, so_far: tuple[Cache, Any]) -> tuple[Cache, Any]:
+    cache, found = so_far
+    start = i * size
+    own = lax.dynamic_slice_in_dim(tokens, start, size, 1)
+    kv, fresh = read(cache, own, start + place, mask)
+    cache = commit(cache, kv, place, jnp.clip(length - 1 - start, 0, size))
+
+    def put(x: Array, y: Array) -> Array:
+      return lax.dynamic_update_slice_in_dim(x, y, start, x.ndim - 2)
+
+    return cache, jax.tree.map(put, found, fresh)
+
+  def whole(x: Array) -> Array:
+    return jnp.zeros((*x.shape[:-2], T, x.shape[-1]), x.dtype)
+
+  whole_text = begin(none, jnp.zeros_like(length)), jax.tree.map(whole, first)
+  return lax.fori_loop(0, -(-length.max() // size), step, whole_text)

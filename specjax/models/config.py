@@ -16,16 +16,19 @@ class RopeScaling:
     kind: "linear" divides every frequency by `factor`; "llama3" (Llama 3.1 release code) and "yarn"
       (Peng et al. 2023, arXiv 2309.00071, section 3) divide the low frequencies only, blending
       between the two limits, by turns or by the number of the pair. "none" turns nothing, it has
-      `growth` alone. "proportional" turns the first `share` of the pairs only (Gemma 4).
+      `growth` alone. "proportional" turns the first `share` of the pairs only (Gemma 4). "longrope"
+      (Ding et al. 2024, arXiv 2402.13753) divides each pair's frequency by its own number of
+      `long`, or of `short` where the network's `max_length` is at most `original_length`.
     low, high: the limits, in full turns over `original_length` tokens.
-    attention: of "yarn", what the cosines and sines of queries and keys are multiplied with.
+    attention: of "yarn" and "longrope", what the cosines and sines of queries and keys are
+      multiplied with.
     whole_pairs: of "yarn", whether the limits lie at pairs or between them (GPT-OSS).
     growth: b of 1 + b log(1 + floor((p + ahead) / original_length)), which multiplies the query at
       position p (Ministral 3, Llama 4).
     ahead: 1 where positions count from 1 (Llama 4).
   """
 
-  kind: Literal["linear", "llama3", "yarn", "proportional", "none"]
+  kind: Literal["linear", "llama3", "yarn", "proportional", "longrope", "none"]
   factor: float
   low: float = 1.0
   high: float = 4.0
@@ -35,6 +38,8 @@ class RopeScaling:
   growth: float = 0.0
   ahead: int = 0
   share: float = 1.0
+  short: tuple[float, ...] = ()
+  long: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,10 +6,10 @@ the `Nodes` and the convolution's inputs. All but `prefill` and `commit` hand it
 Letters: B batch, T padded length of prompts, N nodes, A rows of an accepted path, S capacity.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
@@ -18,7 +18,7 @@ from specjax.base import KV, Cache
 from specjax.kernels.platform import mesh_axis
 from specjax.models import cache as kv_cache
 from specjax.models import gated_delta
-from specjax.models.chunks import Read, chunk
+from specjax.models.chunks import Read, committed
 from specjax.models.config import Config
 from specjax.models.gated_delta import Nodes, State
 
@@ -82,35 +82,6 @@ def _begun(config: Config, kv: KV, length: Array, capacity: int) -> Cache:
 def prefill(
   config: Config, read: Read, tokens: Array, length: Array, capacity: int
 ) -> tuple[Cache, Any]:
-  """(the cache, what else `read` returns) of prompts i32[B, T], as `chunks.read_prompts` has it.
-
-  A piece of a long prompt is a tree that is a chain, which is evaluated and committed.
-  """
-  B, T = tokens.shape
-  size = chunk(T)
-  place = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (B, size))
-  mask = jnp.broadcast_to(jnp.tril(jnp.ones((size, size), bool)), (B, size, size))
-  if size == T:
-    kv, found = read(None, tokens, place, mask)
-    return _begun(config, kv, length - 1, capacity), found
-
-  shapes = jax.eval_shape(lambda: read(None, tokens[:, :size], place, mask))
-  none, first = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-
-  def step(i: Array, so_far: tuple[Cache, Any]) -> tuple[Cache, Any]:
-    cache, found = so_far
-    start = i * size
-    own = lax.dynamic_slice_in_dim(tokens, start, size, 1)
-    kv, fresh = read(cache, own, start + place, mask)
-    cache = commit(cache, kv, place, jnp.clip(length - 1 - start, 0, size))
-
-    def put(x: Array, y: Array) -> Array:
-      return lax.dynamic_update_slice_in_dim(x, y, start, x.ndim - 2)
-
-    return cache, jax.tree.map(put, found, fresh)
-
-  def whole(x: Array) -> Array:
-    return jnp.zeros((*x.shape[:-2], T, x.shape[-1]), x.dtype)
-
-  begun = _begun(config, none, jnp.zeros_like(length), capacity), jax.tree.map(whole, first)
-  return lax.fori_loop(0, -(-length.max() // size), step, begun)
+  """(the cache, what else `read` returns) of prompts i32[B, T], as `chunks.read_prompts` has it."""
+  begin = functools.partial(_begun, config, capacity=capacity)
+  return committed(read, begin, commit, tokens, length)

@@ -21,6 +21,7 @@ from specjax.models.experts import SparseMLP
 from specjax.models.latent import LatentAttention
 from specjax.models.linear import fused, linear
 from specjax.models.lora import weight
+from specjax.models.newest import gone, reaches
 from specjax.models.norm import RMSNorm, unit
 from specjax.models.rotary import angles_of_layers, rotate
 
@@ -277,7 +278,8 @@ def of_layer(config: Config, number: int) -> TransformerBlock:
 class Layers(nn.Module):
   """Blocks `layer_0`, `layer_1`, ... of one config, and the masks and angles that they share.
 
-  A layer with a sliding window keeps its whole cache, and reads the blocks that the window meets.
+  A layer with a sliding window reads the blocks that the window meets, of its whole cache or of its
+  newest rows, see `models.newest`.
 
   `attention_width` is that of the first block. With `remat` a gradient keeps what goes into each
   layer, and computes the rest again.
@@ -343,9 +345,11 @@ class Layers(nn.Module):
     rows = None if cache is None else kv_cache.rows_of(cache)
 
     @functools.cache
-    def seen(window: int | None, chunk: int | None) -> tuple[Array, list[Array | None]]:
+    def seen(
+      window: int | None, chunk: int | None, reach: int | None
+    ) -> tuple[Array, list[Array | None]]:
       """What a layer of this window, or these chunks, sees: `mask`, and what is visible of the
-      cache."""
+      cache, which may hold the newest rows of this reach alone."""
       own, far, all_seen = mask, [visible], window is None and chunk is None
       if not all_seen and mask.shape[2] != M:
         place, column = seen_from[:, :, None], position[:, None, :]
@@ -353,19 +357,26 @@ class Layers(nn.Module):
         own = jnp.concatenate([mask[..., :M], mask[..., M:] & near], 2)
       if rows is not None and visible is None:
         far = [cache.length]
-        if not all_seen and rows.k[0].ndim == 4:
+        if not all_seen and (reach is not None or rows.k[0].ndim == 4):
           far += [seen_from - window + 1 if chunk is None else seen_from // chunk * chunk]
+        if reach is not None:
+          before = gone(cache.length, reach)
+          far = [far[0] - before, far[1] - before[:, None]]
       return own, far
 
     ks, vs, inputs = [], [], []
     for i, block in list(enumerate(self.blocks))[start:stop]:
       inputs.append(x)
       layer = self.config.of_layer(i)
-      own, far = seen(layer.window, layer.chunk)
       j = i if layer.source is None else layer.source
       if j < start:
         raise ValueError(f"`start` must be at most {j}, whose keys layer {i} reads, got {start}.")
-      prefix = None if rows is None else (rows.k[j], rows.v[j], *far)
+      held = None if rows is None else (rows.k[j], rows.v[j])
+      reach = None
+      if held is not None and isinstance(held[0], kv_cache.Newest):
+        held, reach = (held[0].rows, held[1].rows), reaches(self.config)[j]
+      own, far = seen(layer.window, layer.chunk, reach)
+      prefix = None if held is None else (*held, *far)
       before = None if earlier is None else (earlier.k[j], earlier.v[j])
       given = attention_input if i == start else None
       read = None if layer.source is None else (ks[j - start], vs[j - start])

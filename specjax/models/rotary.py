@@ -19,6 +19,9 @@ def rope_frequencies(config: Config) -> np.ndarray:
   scaling = config.rope_scaling
   if scaling is None:
     return frequency.astype(np.float32)
+  if scaling.kind == "longrope":
+    longer = config.max_length > scaling.original_length
+    return (frequency / np.array(scaling.long if longer else scaling.short)).astype(np.float32)
   turns = scaling.original_length * frequency / (2 * math.pi)
   if scaling.kind == "linear":
     keep = np.zeros(turned // 2)

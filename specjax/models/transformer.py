@@ -13,7 +13,7 @@ from jax import Array
 
 from specjax.base import KV, Cache, Evaluation, Features, LayeredTarget, Params
 from specjax.models import cache as kv_cache
-from specjax.models import hybrid
+from specjax.models import hybrid, newest
 from specjax.models.chunks import read_prompts
 from specjax.models.config import Config
 from specjax.models.layers import INIT, Layers, of_layer
@@ -139,8 +139,12 @@ def init(config: Config, key: Array) -> Params:
 
 
 @functools.cache
-def target(config: Config) -> LayeredTarget:
-  """The network as the functions of the contract; one object per config, so jit caches hit."""
+def target(config: Config, whole: bool = True) -> LayeredTarget:
+  """The network as the functions of the contract; one object per config, so jit caches hit.
+
+  Without `whole` the caches of layers with a window hold their newest rows alone, see
+  `models.newest`.
+  """
   # By its type apply returns the output, or it and variables; without mutable it is the output.
   apply: Callable[..., Any] = Transformer(config).apply
 
@@ -151,6 +155,8 @@ def target(config: Config) -> LayeredTarget:
 
     if config.recurrent:
       return hybrid.prefill(config, read, tokens, length, capacity)
+    if not whole:
+      return newest.prefill(config, read, tokens, length, capacity)
     kv, features = read_prompts(read, tokens, length, config.causal)
     return kv_cache.allocate(kv, length - 1, capacity), features
 
@@ -192,11 +198,12 @@ def target(config: Config) -> LayeredTarget:
     own = params["params"]
     return own[f"layer_{config.last_attention}"], own["norm"]
 
+  commit = hybrid.commit if config.recurrent else kv_cache.commit
   return LayeredTarget(
     vocab_size=config.vocab_size,
     prefill=prefill,
     evaluate=functools.partial(apply, method="evaluate"),
-    commit=hybrid.commit if config.recurrent else kv_cache.commit,
+    commit=commit if whole else functools.partial(newest.commit, config),
     head=functools.partial(apply, method="head"),
     width=config.width,
     layers=config.layers,

@@ -98,10 +98,18 @@ class Model:
 
   @functools.cached_property
   def target(self) -> Target:
+    return self._network(whole=False)
+
+  @functools.cached_property
+  def drafting(self) -> Target:
+    """`target` for drafts, whose cache is cut back: it keeps what windows have left behind."""
+    return self._network(whole=True)
+
+  def _network(self, whole: bool) -> Target:
     if self.skipping is not None:
       own: Target = adaptive(self.config, self.skipping)
     else:
-      own = families.target(self.config)
+      own = families.target(self.config, whole=whole)
     return own if self.fit is None else fitted(own, self.fit)
 
   @functools.cached_property

@@ -269,7 +269,7 @@ class PearlDecoder:
     every = jax.devices()
     self.devices = devices or (every[0], every[1 % len(every)])
     self.name = f"pearl-{block}[{small.name}]"
-    self._target, self._lm = model.target, small.target
+    self._target, self._lm = model.target, small.drafting
     self._params = jax.device_put(model.params, self.devices[0])
     self._draft_params = jax.device_put(small.params, self.devices[1])
     self._warm: set[tuple[int, int]] = set()

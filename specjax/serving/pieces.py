@@ -20,7 +20,7 @@ from jax import Array, lax
 from specjax import checks, speculate, switches
 from specjax.base import Context, Verdict
 from specjax.decoding.decoder import Decoder
-from specjax.models.cache import zero_after
+from specjax.models.cache import Newest, zero_after
 from specjax.serving.prefixes import BLOCK, Block, Prefixes
 from specjax.trees.structure import chain
 
@@ -123,17 +123,24 @@ def _refused(decoder: Decoder) -> str:
 def check_pieces(decoder: Decoder, capacity: int, budget: int) -> Axes:
   """Of each array of a `Read` the axis that is S long, None where it has none.
 
+  Of a layer's newest rows some move at a piece, so they are kept as a whole.
+
   Raises:
     ValueError: a decoder whose prompts cannot be read in pieces, or a budget below a piece.
   """
 
-  def shapes(S: int) -> list[jax.ShapeDtypeStruct]:
+  def shapes(S: int) -> list[Any]:
     token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    return jax.tree.leaves(_begin.eval_shape(decoder.method, decoder.weights, token, S))
+    read = _begin.eval_shape(decoder.method, decoder.weights, token, S)
+    return jax.tree.leaves(read, is_leaf=lambda x: isinstance(x, Newest))
 
   axes, size, why = list[int | None](), 0, _refused(decoder)
   if not why:
     for own, longer in zip(shapes(capacity), shapes(capacity + BLOCK), strict=True):
+      if isinstance(own, Newest):
+        axes.append(None)
+        size += own.rows.size * own.rows.dtype.itemsize
+        continue
       axis = next((i for i, n in enumerate(own.shape) if n != longer.shape[i]), None)
       if axis is not None and own.shape[axis] != capacity:  # it has more than a row a token
         why = f"the drafter {decoder.name!r}"

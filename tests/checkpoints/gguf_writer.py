@@ -12,6 +12,7 @@ import numpy as np
 import safetensors.numpy
 from gguf import GGMLQuantizationType as Kind
 from gguf import quants
+from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
 
 NAMES = {
   "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
@@ -78,6 +79,62 @@ def read_directory(directory: pathlib.Path, arch: str):
   return metadata, tensors
 
 
+# Of the converter: which rows of q and k it pairs, to which norms it adds 1, and its other keys.
+PAIRED, LESS_ONE = ("granite", "smollm3"), ("gemma", "gemma2")
+EPSILON = {"rms_norm_eps": "attention.layer_norm_rms_epsilon",
+           "layer_norm_eps": "attention.layer_norm_epsilon"}  # fmt: skip
+MORE = EPSILON | {
+  "embedding_multiplier": "embedding_scale", "residual_multiplier": "residual_scale",
+  "attention_multiplier": "attention.scale", "logits_scaling": "logit_scale",
+  "logit_scale": "logit_scale", "attn_logit_softcapping": "attn_logit_softcapping",
+  "final_logit_softcapping": "final_logit_softcapping",
+  "sliding_window": "attention.sliding_window",
+  "num_experts": "expert_count", "num_local_experts": "expert_count",
+  "num_experts_per_tok": "expert_used_count",
+  "moe_intermediate_size": "expert_feed_forward_length",
+  "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+}  # fmt: skip
+
+
+def of_family(directory: pathlib.Path, arch: str):
+  """`read_directory` for an architecture whose names are those that the package gguf has."""
+  raw = json.loads((directory / "config.json").read_text())
+  kind = next(kind for kind, name in MODEL_ARCH_NAMES.items() if name == arch)
+  names = package.get_tensor_name_map(MODEL_ARCH(kind), raw["num_hidden_layers"])
+  tensors, experts = {}, {}
+  for name, w in safetensors.numpy.load_file(directory / "model.safetensors").items():
+    name, _, suffix = name.rpartition(".")
+    layer, _, part = name.partition(".experts.")
+    if part:  # NUMBER.gate_proj
+      number, _, part = part.partition(".")
+      stack = names.get_name(f"{layer}.experts.{part}")
+      experts.setdefault(f"{stack}.{suffix}", {})[int(number)] = w
+      continue
+    own = f"{names.get_name(name)}.{suffix}"
+    if arch in PAIRED and own.split(".")[-2] in ("attn_q", "attn_k"):
+      key = "num_attention_heads" if "attn_q" in own else "num_key_value_heads"
+      w = in_pairs(w, raw[key])
+    tensors[own] = w + 1 if arch in LESS_ONE and "norm" in own else w
+  tensors |= {name: np.stack([ws[i] for i in range(len(ws))]) for name, ws in experts.items()}
+  metadata = {ours: raw[key] for key, ours in (KEYS | MORE).items() if raw.get(key)}
+  rope = raw.get("rope_parameters") or {}
+  rope = rope.get("sliding_attention", rope)
+  head = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+  share = rope.get("partial_rotary_factor", 1)
+  metadata["attention.key_length"] = metadata["attention.value_length"] = head
+  metadata["rope.dimension_count"] = int(head * share)
+  metadata["rope.freq_base"] = float(rope["rope_theta"])
+  if rope["rope_type"] == "longrope":
+    original = rope["original_max_position_embeddings"]
+    factor = raw["max_position_embeddings"] / original
+    metadata["rope.scaling.original_context_length"] = original
+    usual = (1 + np.log(factor) / np.log(original)) ** 0.5
+    metadata["rope.scaling.attn_factor"] = rope.get("attention_factor", usual)
+    for each in ("long", "short"):
+      tensors[f"rope_factors_{each}.weight"] = np.array(rope[f"{each}_factor"], np.float32)
+  return metadata, tensors
+
+
 def stretch(rope, head_dim: int) -> np.ndarray:
   """Llama 3.1's: by wavelength, long ones by the factor, short ones not, others in between."""
   factors = []
@@ -94,7 +151,8 @@ def stretch(rope, head_dim: int) -> np.ndarray:
 def write(file, arch, metadata, tensors, kinds=lambda name, w: Kind.F32):
   writer = package.GGUFWriter(file, arch)
   add = {bool: writer.add_bool, str: writer.add_string, float: writer.add_float32,
-         int: writer.add_uint32, list: writer.add_array}  # fmt: skip
+         int: writer.add_uint32, list: writer.add_array,
+         np.float64: writer.add_float32}  # fmt: skip
   for key, value in metadata.items():
     whole = key if key.startswith(("tokenizer.", "diffusion.", "split.")) else f"{arch}.{key}"
     add[type(value)](whole, value)

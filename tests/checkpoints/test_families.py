@@ -9,6 +9,7 @@ import itertools
 import json
 import pathlib
 import shutil
+import sys
 import tempfile
 
 import families_page
@@ -26,6 +27,7 @@ from specjax.checkpoints import families, hf, hf_pictures, published
 from specjax.heads import drafting
 from specjax.heads.base import Examples
 from specjax.heads.eagle3 import Eagle3Config, eagle3
+from specjax.models.rotary import rope_frequencies
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.models.trimmed import trim, trimmed
 from specjax.names.load import Model
@@ -34,10 +36,10 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs" / "families.md"
 ATOL = 2e-5
 
 
-def directory_of(name, directory: pathlib.Path) -> pathlib.Path:
+def directory_of(name, directory: pathlib.Path, **changes) -> pathlib.Path:
   """The checkpoint of a fixture, with weights drawn by the names that its layout has."""
-  shutil.copy(OUT / name / "config.json", directory)
-  raw = json.loads((OUT / name / "config.json").read_text())
+  raw = json.loads((OUT / name / "config.json").read_text()) | changes
+  (directory / "config.json").write_text(json.dumps(raw))
   family = families.by_type(raw, name)
   shapes = {}
   for part in itertools.chain(*family.layout(family.from_json(raw)).values()):
@@ -303,6 +305,46 @@ def test_a_refusal_says_what_is_missing(model_type, words, tmp_path):
 )
 def test_what_a_row_refuses(change, words, tmp_path):
   raw = json.loads((OUT / "gemma3_text" / "config.json").read_text()) | change
+  (tmp_path / "config.json").write_text(json.dumps(raw))
+  with pytest.raises(ValueError, match=words):
+    hf.load(tmp_path)
+
+
+@pytest.mark.parametrize(("length", "factors"), [(6, (1.0, 1.3)), (7, (1.5, 4.0))])
+def test_longrope_is_chosen_by_the_length_of_the_model(length, factors):
+  config = dataclasses.replace(loaded("phi3").config, max_length=length)
+  np.testing.assert_allclose(
+    rope_frequencies(config), [1 / factors[0], 0.1 / factors[1]], rtol=1e-6
+  )
+
+
+def test_the_short_frequencies_are_those_of_transformers(tmp_path, transformers):  # noqa: F811
+  """For a text up to the original length."""
+  raw = json.loads((OUT / "phi3" / "config.json").read_text())
+  rope = raw["rope_parameters"] | {"original_max_position_embeddings": 16}
+  length = {"original_max_position_embeddings": 16, "max_position_embeddings": 16}
+  directory_of("phi3", tmp_path, rope_parameters=rope, **length)
+  found = hf.load(tmp_path)
+  want = torch_logits(transformers, tmp_path, IDS)
+  np.testing.assert_allclose(logits_of(found.config, found.params, IDS), want, atol=5e-6)
+
+
+@pytest.mark.parametrize(
+  ("name", "change", "words"),
+  [
+    ("phi3", {"short_factor": [1.0]}, "`short_factor` must be 2 numbers above 0"),
+    ("phi3", {"rope_type": "linear", "factor": 2.0, "short_factor": None, "long_factor": None},
+     "`rope_type` must be default or longrope"),
+    ("smollm3", {"layer_types": ["full_attention"]}, "`layer_types` must be full_.* all 2"),
+    ("qwen2_moe", {"layer_types": ["full_attention"] * 5}, "`layer_types` must be full_.* all 2"),
+    ("deepseek_v3", {"attention_bias": True}, "`attention_bias` must be false"),
+    ("helium", {"head_dim": 8}, "`hidden_size` must be 32, that of all heads, got 16"),
+  ],
+)  # fmt: skip
+def test_what_more_rows_refuse(name, change, words, tmp_path):
+  raw = json.loads((OUT / name / "config.json").read_text())
+  own = raw["rope_parameters"] if name == "phi3" else raw
+  own |= change
   (tmp_path / "config.json").write_text(json.dumps(raw))
   with pytest.raises(ValueError, match=words):
     hf.load(tmp_path)

@@ -225,6 +225,25 @@ def expected(name: str, t: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarray
   return norm(x, t["model.norm.weight"].astype(np.float64)) @ t["lm_head.weight"].T
 
 
+def test_ling_2_is_llada2_from_left_to_right(write, tmp_path, monkeypatch):
+  """Its logits, those of a tree's chain behind a cache, and the way back."""
+  raw = LLADA2 | {"model_type": "bailing_moe_v2", "architectures": ["BailingMoeV2ForCausalLM"]}
+  del raw["mask_token_id"], raw["sliding_window"]
+  tensors = tensors_of("llada2")
+  monkeypatch.setitem(BLOCK, "llada2", 1)
+  ids = np.random.default_rng(1).integers(V, size=(B, T)).astype(np.int32)
+  want = expected("llada2", tensors, ids)
+  found = hf.load(write(raw, tensors))
+  lm, chain, half = target(found.config), np.tril(np.ones((B, 4, 4), bool)), T - 4
+  cache, _ = lm.prefill(found.params, ids[:, : half + 1], jnp.full(B, half + 1), 32)
+  depth = np.broadcast_to(np.arange(4, dtype=np.int32), (B, 4))
+  got = lm.evaluate(found.params, cache, ids[:, half:], depth, chain).logits
+  np.testing.assert_allclose(got, want[:, half:], atol=2e-5)
+  hf.save(tmp_path / "out", found.config, found.params, dtype=jnp.float32)
+  assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "glm4_moe"
+  assert hf.load(tmp_path / "out").config == found.config
+
+
 @pytest.fixture
 def write(tmp_path):
   def write(raw, tensors):

@@ -60,7 +60,7 @@ def build_draft_model(
       "`drafter` must have nodes, a tree, or a draft length with nodes as its most, got "
       f"{grammar.show([part])!r}."
     )
-  target, weights, width = small.target, small.params, small.config.width
+  target, weights, width = small.drafting, small.params, small.config.width
   if "vocabulary" in found:
     shared = np.arange(min(small.config.vocab_size, model.config.vocab_size))
     label, ids = chosen(model, found["vocabulary"], shared)
@@ -78,7 +78,7 @@ def build_draft_model(
     second = found["ensemble"]
     other = load_small(model, second)
     label, numbers = grammar.bind("drafter", second, grammar.parameters(ensemble))
-    target = ensemble(target, other.target, **numbers)
+    target = ensemble(target, other.drafting, **numbers)
     name, weights, width = f"{name}/{label}", (weights, other.params), model.config.vocab_size
 
   def built(suffix: str, drafter: Drafter, weights: Params) -> Built:

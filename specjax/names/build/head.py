@@ -154,7 +154,7 @@ def _alone(model: Model, loaded: LoadedHead, part: Part) -> tuple[tuple[Target, 
 
 def _local(model: Model, loaded: LoadedHead, part: Part) -> tuple[tuple[Target, ...], Params]:
   small = load_small(model, part)
-  return (small.target,), {"head": loaded.params, "lm": small.params}
+  return (small.drafting,), {"head": loaded.params, "lm": small.params}
 
 
 def _ngram(model: Model, loaded: LoadedHead, part: Part) -> tuple[tuple[Target, ...], Params]:

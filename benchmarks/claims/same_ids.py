@@ -1,0 +1,130 @@
+r"""Do llama.cpp and transformers say the same from the same GGUF file?
+
+    python benchmarks/claims/same_ids.py --model gemma3-270m --prompts gsm8k_test.jsonl
+
+Each goes on greedily from the ids of the same prompts, in float32 with the file's dequantised
+weights, whatever token ends a text. Where ids differ from ours, the report has the margin of our
+two best logits there, and of all texts the smallest. A program that is not installed is left out,
+and so is transformers for architectures that it does not read.
+"""
+
+import dataclasses
+import pathlib
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import specjax
+from specjax import command_line
+from specjax.checkpoints import gguf_float32
+from specjax.decoding.decoder import pad_to_bucket
+from specjax.eval import metrics, peers, prompts, report, table
+from specjax.names.load import Model, resolve
+
+Texts = list[list[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(prompts.Questions):
+  """What is compared."""
+
+  model: str = "smollm2-135m"
+  limit: int | None = 12  # number of questions, at equal distances in the file
+  max_new_tokens: int = 64
+  out: str = "results/same_ids"
+
+
+def leads(model: Model, prompt: Sequence[int], said: Sequence[int]) -> np.ndarray:
+  """f32[new tokens], by how much the best logit was above the second one at each."""
+  ids, first = [*prompt, *said], len(prompt) - 1
+  T = pad_to_bucket(len(ids))
+  tokens = jnp.zeros((1, T), jnp.int32).at[0, : len(ids)].set(jnp.asarray(ids, jnp.int32))
+
+  @jax.jit
+  def best(params):
+    _, found = model.target.prefill(params, tokens, jnp.array([len(ids)], jnp.int32), T)
+    logits = model.target.head(params, found.hidden[0, first : len(ids) - 1])
+    return jax.lax.top_k(logits, 2)[0]
+
+  two = np.asarray(best(model.params))
+  return two[:, 0] - two[:, 1]
+
+
+def of_llama_cpp(file: pathlib.Path, prompts: Texts, count: int) -> Texts:
+  with tempfile.TemporaryDirectory() as directory:
+    float32 = pathlib.Path(directory) / "float32.gguf"
+    gguf_float32.write(file, float32)
+    room = max(map(len, prompts)) + count
+    plain = peers.llama_cpp(float32, (), 1, room)["llama.cpp"]
+    return [list(plain.run(ids, count).tokens) for ids in prompts]
+
+
+def of_transformers(file: pathlib.Path, prompts: Texts, count: int) -> Texts:
+  import torch
+  import transformers
+
+  model = transformers.AutoModelForCausalLM.from_pretrained(
+    file.parent, gguf_file=file.name, dtype=torch.float32
+  ).eval()
+  model.generation_config.eos_token_id = None
+  said = []
+  for ids in prompts:
+    given = torch.tensor([ids])
+    with torch.no_grad():
+      found = model.generate(
+        given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=count,
+        pad_token_id=0, repetition_penalty=1.0,
+      )  # fmt: skip
+    said.append(found[0, len(ids) :].tolist())
+  return said
+
+
+PEERS: dict[str, Callable[[pathlib.Path, Texts, int], Texts]] = {
+  "llama.cpp": of_llama_cpp, "transformers": of_transformers,
+}  # fmt: skip
+
+
+def main(config: Config) -> None:
+  report.check(config)
+  model = dataclasses.replace(specjax.load(config.model), stop=())
+  ids = [item.ids for item in config.evenly(model)]
+  decoder = specjax.Decoder(model, "none")
+  ours = [list(decoder([prompt], config.max_new_tokens)[0].tokens) for prompt in ids]
+  above = [leads(model, *text) for text in zip(ids, ours, strict=True)]
+  cells: list[dict[str, Any]] = []
+  for name, decoded in PEERS.items():
+    try:
+      said = decoded(resolve(config.model), ids, config.max_new_tokens)
+    except (ImportError, ValueError) as error:
+      print(f"{name} is left out: {error}", file=sys.stderr)
+      continue
+    apart = {
+      i: index
+      for i, pair in enumerate(zip(said, ours, strict=True))
+      if (index := metrics.first_divergence(*pair)) is not None
+    }
+    different = [
+      {"prompt": i, "index": index, "margin": float(above[i][index])} for i, index in apart.items()
+    ]
+    cells.append({"program": name, "texts": len(ids), "different": different})
+  least = min(float(x.min()) for x in above)
+  rows = [
+    {"program": cell["program"], "texts with the same ids": f"{len(ids) - len(cell['different'])} "
+     f"of {len(ids)}", "margins where ids part": ", ".join(
+       f"{x['margin']:.4f}" for x in cell["different"]) or "-"}
+    for cell in cells
+  ]  # fmt: skip
+  report.publish(
+    config,
+    {"cells": cells, "least_lead": least, "tokens": sum(map(len, ours))},
+    table.markdown(rows) + f"\n\nThe smallest lead of a token over the next: {least:.4f}.",
+  )
+
+
+if __name__ == "__main__":
+  sys.exit(command_line.run(main, Config, __doc__))
