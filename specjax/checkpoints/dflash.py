@@ -27,7 +27,8 @@ from specjax.base import Params
 from specjax.checkpoints import eagle3_file, harmless, hf_config, published
 from specjax.checkpoints.heads import MOST, LoadedHead
 from specjax.checkpoints.hf_layout import Fusion, block, scatter
-from specjax.heads.dflash import DFlashConfig, layers_read
+from specjax.heads.context_block import layers_read
+from specjax.heads.dflash import DFlashConfig
 from specjax.heads.dflash import dflash as build
 from specjax.models.config import Config
 from specjax.models.transformer import target
