@@ -163,6 +163,11 @@ def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> publi
       f"`qk_norm` must be True and `qkv_bias` False for the format dflash, got {network.qk_norm} "
       f"and {network.qkv_bias}."
     )
+  if config.window is not None or config.from_root:
+    raise ValueError(
+      "`window` must be None and `from_root` False for the format dflash, got "
+      f"{config.window} and {config.from_root}."
+    )
   taps = layers_read(network.layers, config)
   if not all(0 < i < network.layers for i in taps):
     raise ValueError(

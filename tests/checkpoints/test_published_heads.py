@@ -261,6 +261,13 @@ CASES = {
     PEAGLE_SHAPES | {"lm_head.weight": (W, E), "d2t": (W,), "t2d": (V,)},
     PEagleConfig(4, 2, 11, mlp_width=8, norm_before_residual=True),
   ),
+  "peagle, window": Case(
+    "peagle", "model.safetensors",
+    PEAGLE | {k: v for k, v in WINDOW.items() if k != "specjax_depth"}
+    | {"layer_types": ["sliding_attention"] * 2},
+    PEAGLE_SHAPES | {"lm_head.weight": (W, E), "d2t": (W,), "t2d": (V,)},
+    PEagleConfig(4, 2, 11, mlp_width=8, norm_before_residual=True, window=3),
+  ),
   "peagle, all tokens, its own embedding": Case(
     "peagle", "model.safetensors",
     PEAGLE | {"draft_vocab_size": V, "num_depths": 8, "norm_before_residual": False},
@@ -557,7 +564,7 @@ CONFIGS = [
    "`window` must be between 4 and 2147483647 (more than the depth), got 3."),
   *((name, {"layer_types": None, "use_sliding_window": True, "sliding_window": 64},
      "`sliding_window` must be null, for the layers of this format have full attention, got 64.")
-    for name in ("peagle", "dflash")),
+    for name in ("dflash",)),
   ("dflash", {"num_target_layers": 36}, "`num_target_layers` must be 8, the target's, got 36."),
   ("dflash", {"dflash_config": DFLASH["dflash_config"] | {"causal": True}},
    "`causal` must be false, for nothing else is read, got True."),
