@@ -76,7 +76,8 @@ def adaptive_head(head: Head, policy: DraftLength, nodes: int = 6) -> Drafter:
     chances: list[Array | None] = []
 
     def step(*arguments: Any) -> tuple[Array, Any, Any]:
-      chances.append(guesser.chance and guesser.chance(*arguments[:4])[:, 0])
+      ask = guesser.chance
+      chances.append(None if ask is None else ask(*arguments[:4])[:, 0])
       logits, carry, memory = guesser.step(*arguments)
       said.append(jax.nn.log_softmax(logits[:, 0]))
       return logits, carry, memory

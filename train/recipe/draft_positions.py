@@ -211,7 +211,8 @@ class Objective:
     label = jnp.asarray(self.place)[batch.labels[:, :, d - 1]]
     # The head cannot guess a token outside the draft vocabulary and is not trained on it.
     label, known = jnp.maximum(label, 0).reshape(-1), (label >= 0).reshape(-1)
-    return label, known, (batch.weight[:, :, d - 1].reshape(-1) & known).astype(jnp.float32)
+    trained = jnp.asarray(batch.weight[:, :, d - 1]).reshape(-1)
+    return label, known, (trained & known).astype(jnp.float32)
 
   def _shares(
     self,
