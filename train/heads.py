@@ -61,8 +61,10 @@ else:
 
 
 _LOSS = (
-  f"weights of the loss's terms {', '.join(losses.TERMS)}, of which the last may be left out, then "
-  "their decay with depth; by default those published for the head."
+  f"weights of the loss's terms, as tv=1 hard=0.1, of {', '.join(losses.TERMS)}; decay=0.8 is "
+  "their decay with depth, dpace=0.5 weighs depths by D-PACE in its place, within=10 trains one "
+  "where the tokens before are among so many best guesses. Numbers alone are those of the terms in "
+  "this order, of which the last may be left out, then the decay. By default as published."
 )
 
 
@@ -100,7 +102,7 @@ class Config(answers.AnswersConfig):
   online: bool = False
   draft_vocab: Natural = 8192
   init: str | None = None
-  loss: Annotated[tuple[float, ...] | None, tyro.conf.arg(help=_LOSS)] = None
+  loss: Annotated[tuple[float | str, ...] | None, tyro.conf.arg(help=_LOSS)] = None
   noise: Amount = 0.0
   points: Count = 128
   nodes: Length = 64
@@ -186,11 +188,8 @@ def loss_and_judge(
 def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   """Trains the head of which `config.head` is the config, one of `heads`."""
   training = config.training
-  if config.loss and not any(config.loss[:-1]):
-    raise ValueError(
-      "`loss` must have a weight above 0 for at least one term, got "
-      f"{' '.join(map(str, config.loss))}."
-    )
+  if config.loss:
+    losses.chosen(config.loss)
   if config.online and (config.features or config.layers):
     raise ValueError(
       "`features` and `layers` must be left out with online=True, which keeps no states."
@@ -205,6 +204,8 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
       "depths together, without other terms."
     )
   weights = losses.chosen(config.loss, head.loss) if config.loss else head.loss
+  if weights.terms.get("confidence") and head.log_odds is None:
+    raise ValueError(f"loss: confidence must be 0 for {name}, which says none.")
   V = model.config.vocab_size
   W = config.draft_vocab if 0 < config.draft_vocab < V else None
   print(sizes(head, checkpoint.abstract(head, model.config, W)))

@@ -98,7 +98,7 @@ def compiled_for(name: str, size: Size, layers: int, config: Config) -> dict:
     own = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), whole["params"])
     fixed = placed({k: x for k, x in whole.items() if k != "params"}, copied)
     figure = jax.ShapeDtypeStruct((), jnp.float32)
-    moments = jax.eval_shape(training.optimizer().init, own)
+    moments = jax.eval_shape(training.transformation().init, own)
     state = {"params": own, "optimizer": moments, "best": own, "least": figure, "newest": figure}
     places = jax.tree.map(training.place_of, state)
     frozen = placed(frozen, sharding.of_params(frozen, mesh))

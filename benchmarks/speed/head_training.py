@@ -74,7 +74,7 @@ def main(config: Config) -> None:
   tokens, position, segment, points = map(jnp.asarray, (*rows[:3], at))
   examples = Examples(tokens, position, segment, read(frozen, rows), points)
   batch = Batch(examples, labels, np.ones(labels.shape, bool))
-  objective, optimizer = Objective(head, vocabulary), Training().optimizer()
+  objective, optimizer = Objective(head, vocabulary), Training().transformation()
   state = whole["params"], jax.jit(optimizer.init)(whole["params"])
 
   @functools.partial(jax.jit, donate_argnums=0)

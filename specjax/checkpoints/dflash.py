@@ -27,7 +27,8 @@ from specjax.base import Params
 from specjax.checkpoints import eagle3_file, harmless, hf_config, published
 from specjax.checkpoints.heads import MOST, LoadedHead
 from specjax.checkpoints.hf_layout import Fusion, block, scatter
-from specjax.heads.dflash import DFlashConfig, layers_read
+from specjax.heads.context_block import ContextBlockConfig, layers_read
+from specjax.heads.dflash import DFlashConfig
 from specjax.heads.dflash import dflash as build
 from specjax.models.config import Config
 from specjax.models.transformer import target
@@ -47,30 +48,32 @@ _OF_SPECULATORS = _SCHEMA | {
   "mask_token_id": int,
   "aux_hidden_state_layer_ids": tuple[int, ...],
   "draft_vocab_size": functools.partial(checks.whole, least=1),
+  "sample_from_anchor": bool,
 }
 # Keys of either object that change the published network, at the values that leave it as it is.
 _PLAIN: harmless.Harmless = {
   "is_causal": (False,), "causal": (False,), "attention_bias": (False,),
-  "sample_from_anchor": (False,), "use_qk_norm": (True,), "use_aux_hidden_state": (True,),
+  "use_qk_norm": (True,), "use_aux_hidden_state": (True,),
   "input_embedding_scale": (1,), "output_multiplier": (1,), "final_logit_softcapping": (0,),
   "projector_type": ("dflash",), "shift_label": (False,),
 }  # fmt: skip
 
 
-def _layer(c: DFlashConfig, network: Config) -> Config:
+def _layer(c: ContextBlockConfig, network: Config) -> Config:
   return dataclasses.replace(published.layer_of(network, c.mlp_width), qk_norm=True)
 
 
-def _layout(c: DFlashConfig, network: Config) -> published.Layout:
+def layout(c: ContextBlockConfig, network: Config) -> published.Layout:
+  """The parameters of DFlash's network."""
   E, inputs = network.width, len(layers_read(network.layers, c))
-  layout: published.Layout = {
+  table: published.Layout = {
     ("fc",): [Fusion("fc.weight", (E, inputs * E))],
     ("context_norm", "weight"): [Fusion("hidden_norm.weight", (E,))],
     ("norm", "weight"): [Fusion("norm.weight", (E,))],
   }
   for i in range(c.layers):
-    layout |= block(_layer(c, network), (f"layers_{i}", "layer_0"), f"layers.{i}")
-  return layout
+    table |= block(_layer(c, network), (f"layers_{i}", "layer_0"), f"layers.{i}")
+  return table
 
 
 class _Said(NamedTuple):
@@ -82,6 +85,7 @@ class _Said(NamedTuple):
   hidden_layers: tuple[int, ...]
   mask_token: int
   words: int | None  # W
+  from_root: bool = False
 
 
 def _check_layers(name: str, ids: Sequence[int], most: int) -> None:
@@ -113,7 +117,7 @@ def _of_speculators(raw: Mapping[str, Any], where: str, L: int) -> _Said:
     checks.refuse(f"{where}: transformer_layer_config", inner, "an object")
   raw = published.in_one_piece(raw, where)
   published.check_keys(raw, where, {eagle3_file.KIND, *_OF_SPECULATORS}, _PLAIN)
-  needed = [key for key in _OF_SPECULATORS if key != "layer_types"]
+  needed = [key for key in _OF_SPECULATORS if key not in ("layer_types", "sample_from_anchor")]
   own = checks.fields_of(raw, _OF_SPECULATORS, where, needed)
   layers = own["aux_hidden_state_layer_ids"]
   _check_layers(f"{where}: aux_hidden_state_layer_ids", layers, L - 1)
@@ -124,6 +128,7 @@ def _of_speculators(raw: Mapping[str, Any], where: str, L: int) -> _Said:
     layers,
     own["mask_token_id"],
     own["draft_vocab_size"],
+    own.get("sample_from_anchor", False),
   )
 
 
@@ -139,49 +144,70 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   network, mlp_width = published.network_of(said.raw, model, qkv_bias=False)
   network = dataclasses.replace(network, qk_norm=True)
   config = DFlashConfig(
-    said.block_size - 1, said.layers, said.hidden_layers, mlp_width, said.mask_token
+    said.block_size - (not said.from_root),
+    said.layers,
+    said.hidden_layers,
+    mlp_width,
+    said.mask_token,
+    from_root=said.from_root,
   )
   path, tensors = published.read(directory, published.FILES)
-  head, layout, V = build(target(network), config), _layout(config, network), model.vocab_size
+  head, table, V = build(target(network), config), layout(config, network), model.vocab_size
   if said.words is None:
-    params: Params = {"params": published.gather(tensors, layout, path, dtype)}
+    params: Params = {"params": published.gather(tensors, table, path, dtype)}
   else:
     frozen = {"lm_head.weight": (said.words, model.width), published.EMBEDDING: (V, model.width)}
-    params = eagle3_file.gather(tensors, layout, said.words, model, path, dtype, unused=frozen)
+    params = eagle3_file.gather(tensors, table, said.words, model, path, dtype, unused=frozen)
   return LoadedHead(head, params, (), None, config, network)
 
 
-def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> published.Encoded:
-  """A head; ValueError where its mask is no token, its layers are not Qwen3's, or it reads the
-  target's embeddings or last output."""
-  config, network = loaded.config, loaded.network
+def check_writable(config: ContextBlockConfig, network: Config, form: str, first: int) -> None:
+  """Raises ValueError for a head that no published format of this network has a place for; `first`
+  is the lowest of the target's layers whose input the format `form` can name."""
   if config.mask_token is None:
-    raise ValueError("mask_token=None: the format dflash has the embedding of a token as its mask.")
+    raise ValueError(
+      f"mask_token=None: the format {form} has the embedding of a token as its mask."
+    )
   if network.qkv_bias or not network.qk_norm:
     raise ValueError(
-      f"`qk_norm` must be True and `qkv_bias` False for the format dflash, got {network.qk_norm} "
+      f"`qk_norm` must be True and `qkv_bias` False for the format {form}, got {network.qk_norm} "
       f"and {network.qkv_bias}."
     )
+  if config.window is not None:
+    raise ValueError(f"`window` must be None for the format {form}, got {config.window}.")
   taps = layers_read(network.layers, config)
-  if not all(0 < i < network.layers for i in taps):
+  if not all(first <= i < network.layers for i in taps):
     raise ValueError(
-      f"`hidden_layers` must be between 1 and {network.layers - 1} for the format dflash, as each "
-      f"is another layer's input, got {taps}."
+      f"`hidden_layers` must be between {first} and {network.layers - 1} for the format {form}, as "
+      f"each is another layer's input, got {taps}."
     )
-  tensors = scatter(loaded.params, _layout(config, network), dtype)
+
+
+def network_json(config: ContextBlockConfig, network: Config, dtype: DTypeLike) -> dict[str, Any]:
+  """The config.json of a Qwen3 with the head's layers."""
   layers = dataclasses.replace(
     _layer(config, network), layers=config.layers, tied=False, causal=True
   )
+  return hf_config.to_json(layers) | {"torch_dtype": jnp.dtype(dtype).name}
+
+
+def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> published.Encoded:
+  """A head; ValueError where its mask is no token, its layers are not Qwen3's or have a window, the
+  root guesses, or it reads the target's embeddings or last output."""
+  config, network = loaded.config, loaded.network
+  check_writable(config, network, "dflash", first=1)
+  if config.from_root:
+    raise ValueError("`from_root` must be False for the format dflash, got True.")
+  taps = layers_read(network.layers, config)
   ids = {"mask_token_id": config.mask_token, "target_layer_ids": [i - 1 for i in taps]}
   return (
     published.FILES[0],
-    tensors,
-    hf_config.to_json(layers)
+    scatter(loaded.params, layout(config, network), dtype),
+    network_json(config, network, dtype)
     | {
       "architectures": [ARCHITECTURES[0]],
       "block_size": config.depth + 1,
       "dflash_config": ids,
       "num_target_layers": network.layers,
-      "torch_dtype": jnp.dtype(dtype).name,
     },
   )

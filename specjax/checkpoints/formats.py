@@ -13,6 +13,7 @@ from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints import (
   dflash,
+  dspark,
   eagle,
   eagle3,
   eagle3_file,
@@ -36,11 +37,12 @@ from specjax.models.transformer import target
 PUBLISHED = {
   "medusa": medusa, "hydra": hydra, "eagle": eagle, "eagle3": eagle3,
   "mlp_speculator": mlp_speculator, "dflash": dflash, "mtp": mtp,
-  "peagle": peagle,
+  "peagle": peagle, "dspark": dspark,
 }  # fmt: skip
 FORMATS = ("specjax", *PUBLISHED)
 # Formats whose other marks a trainer may leave out; no other has these architectures.
-NAMED = {"dflash": dflash.ARCHITECTURES, "peagle": peagle.ARCHITECTURES}
+NAMED = {"dflash": dflash.ARCHITECTURES, "peagle": peagle.ARCHITECTURES,
+         "dspark": dspark.ARCHITECTURES}  # fmt: skip
 TORCH = ("medusa", "hydra")  # whose programs load a file of torch
 
 
@@ -58,7 +60,7 @@ def format_of(raw: Mapping[str, Any]) -> str | None:
   if "draft_vocab_size" in raw:
     usual = "peagle" if any(key in raw for key in peagle.MASK_TOKENS) else "eagle3"
     kind = raw.get(eagle3_file.KIND, usual)
-    return kind if kind in ("eagle3", "peagle", "dflash") else None
+    return kind if kind in ("eagle3", "peagle", "dflash", "dspark") else None
   family = raw.get("model_type")
   if family in hf_config.FAMILIES and raw.get("num_hidden_layers") == 1:
     return "eagle"

@@ -69,7 +69,6 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   for name in eagle3_file.OPTIONS[1:]:
     if own.get(name):
       checks.refuse(f"config.json: {name}", True, "false in the format peagle")
-  published.check_no_window(raw, f"{directory}/config.json")
   network, mlp_width = published.network_of(raw, model, model.qkv_bias)
   path, tensors = published.read(directory, published.FILES)
   config = PEagleConfig(
@@ -81,6 +80,7 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
     own.get("attention_bias", False),
     published.EMBEDDING in tensors,
     own.get("norm_before_residual", False),
+    published.window_of(raw, f"{directory}/config.json"),
   )
   head, words = build(target(network), config), own["draft_vocab_size"]
   if _MASK in tensors:  # programs differ in how many axes of one it has in front
@@ -97,6 +97,8 @@ def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> publi
   tensors = scatter(loaded.params, _layout(config, network, words, "layers.0"), dtype)
   tensors[_MASK] = tensors[_MASK].reshape(1, 1, -1)
   raw = eagle3_file.to_json(config, network, words, ARCHITECTURES[0], dtype)
+  if config.window is not None:
+    raw["layer_types"] *= config.layers
   return (
     published.FILES[0],
     tensors | tables,

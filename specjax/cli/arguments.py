@@ -355,7 +355,16 @@ class Convert:
   tokenizer: Optional = None
   target: Optional = None
   to: Literal[
-    "specjax", "medusa", "hydra", "eagle", "eagle3", "mlp_speculator", "dflash", "mtp", "peagle"
+    "specjax",
+    "medusa",
+    "hydra",
+    "eagle",
+    "eagle3",
+    "mlp_speculator",
+    "dflash",
+    "mtp",
+    "peagle",
+    "dspark",
   ] = "specjax"
   weights: Literal["float", "int8"] = "float"
   torch: bool = False

@@ -28,12 +28,15 @@ class Observation(NamedTuple):
     token: i32[B], the candidate; None before it is drawn.
     features: [B, E], the draft model's hidden state from which `log_probs` was read, that of token
       j or, for j = 0, of the root; None where no head reads it.
+    chance: f32[B], how likely the candidate is accepted if those before it are, where the drafter
+      was trained to say so; else None.
   """
 
   step: int | Array
   log_probs: Array
   token: Array | None = None
   features: Array | None = None
+  chance: Array | None = None
 
 
 class InitLength(Protocol):

@@ -65,7 +65,8 @@ def marginal(
     draft_cost: c, seconds per draft token over seconds of a target pass.
     node_cost: d, seconds that one node more adds to a target pass, in the same units.
     decay: of the averages from round to round.
-    estimate: log_probs f32[B, V] -> f32[B], the chance that a token drawn from them is accepted.
+    estimate: log_probs f32[B, V] -> f32[B], the chance that a token drawn from them is accepted,
+      for drafters that do not say it themselves, as DSpark's confidence does.
   """
   if draft_cost < 0 or node_cost < 0 or draft_cost + node_cost <= 0:
     raise ValueError(
@@ -81,7 +82,8 @@ def marginal(
   def stop(
     params: Params, state: MarginalState, observation: Observation
   ) -> tuple[Array, MarginalState]:
-    survival = state.survival * estimate(observation.log_probs)
+    chance = observation.chance
+    survival = state.survival * (estimate(observation.log_probs) if chance is None else chance)
     worth = state.tokens / state.time * (state.draft_cost + state.node_cost)
     return survival < worth, state._replace(survival=survival)
 

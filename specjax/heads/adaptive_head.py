@@ -73,8 +73,11 @@ def adaptive_head(head: Head, policy: DraftLength, nodes: int = 6) -> Drafter:
   ) -> tuple[Draft, Any]:
     guesser = head.guesser(params, target_params, state.head, context, depth, settings, noise)
     said: list[Array] = []
+    chances: list[Array | None] = []
 
     def step(*arguments: Any) -> tuple[Array, Any, Any]:
+      ask = guesser.chance
+      chances.append(None if ask is None else ask(*arguments[:4])[:, 0])
       logits, carry, memory = guesser.step(*arguments)
       said.append(jax.nn.log_softmax(logits[:, 0]))
       return logits, carry, memory
@@ -82,9 +85,10 @@ def adaptive_head(head: Head, policy: DraftLength, nodes: int = 6) -> Drafter:
     draft = chain.fill(context.root, guesser._replace(step=step))
     going, policy_state = jnp.ones(len(context.root), bool), state.policy
     valid = [going]
-    for level, log_probs in enumerate(said):
+    for level, (log_probs, chance) in enumerate(zip(said, chances, strict=True)):
       token = most_likely(log_probs) if policy.looks_at_token else None
-      ends, after = policy.stop((), policy_state, Observation(level, log_probs, token))
+      seen = Observation(level, log_probs, token, chance=chance)
+      ends, after = policy.stop((), policy_state, seen)
       policy_state = rows_where(going, after, policy_state)
       valid.append(going if policy.looks_at_token and not policy.drops else going & ~ends)
       going = going & ~ends

@@ -14,6 +14,7 @@ from jax import Array
 from specjax import checks
 from specjax.base import KV, Cache, Params
 from specjax.heads import prefix
+from specjax.heads.base import Feature
 from specjax.heads.own_pass import OwnPass, token_at
 from specjax.heads.prefix import RunText
 from specjax.trees.structure import gather
@@ -37,12 +38,6 @@ class Attend(Protocol):
     cache: Cache | None = None,
     earlier: KV | None = None,
   ) -> tuple[Array, KV]: ...
-
-
-class Feature(Protocol):
-  """What of a state [..., E'] of depth d = 1..D (static) is like the target's: [..., E]."""
-
-  def __call__(self, state: Array, d: int) -> Array: ...
 
 
 @dataclasses.dataclass(frozen=True)

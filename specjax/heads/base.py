@@ -5,7 +5,7 @@ depends on those before; a head of one's own is one of them with its fields fill
 
     not at all              `parallel.Parallel`, `parallel.Frames`, which a CTC folds, and
                             `masked_block.MaskedBlock`, whose guesses attend to the text
-    through a carry         `recurrent.Recurrent`
+    through a carry         `recurrent.Recurrent`, and `block_chain.BlockChain` after a block
     by attention            `attending.Attending`, `attending.AttendingRoot`
     in the target's pass    `pseudo_rows.PseudoRows`
 
@@ -50,11 +50,16 @@ class LossWeights:
 
   The weight of "hard" is 1 and that of every other term 0 where it is not given. Depth d = 1..D
   weighs decay ** (d - 1). With `within` > 0, a depth learns only where the tokens of all depths
-  before it are among that many best guesses there: later ones would never be reached.
+  before it are among that many best guesses there: later ones would never be reached. With
+  `dpace`, alpha of D-PACE, each guess weighs its share of the expected length besides, see
+  `train.recipe.losses.dpace`.
   """
 
-  def __init__(self, *, decay: float = 0.8, within: int = 0, **terms: float):
+  def __init__(
+    self, *, decay: float = 0.8, within: int = 0, dpace: float | None = None, **terms: float
+  ):
     self.terms, self.decay, self.within = {"hard": 1.0} | terms, decay, within
+    self.dpace = dpace
 
 
 class Weights(Protocol):
@@ -78,6 +83,19 @@ class Read(Protocol):
   ) -> Array: ...
 
 
+class Feature(Protocol):
+  """What of a state [..., E'] of depth d = 1..D (static) is like the target's: [..., E]."""
+
+  def __call__(self, state: Array, d: int) -> Array: ...
+
+
+class LogOdds(Protocol):
+  """f32[...], from states [..., E']: log odds that a token drawn from the logits which the head
+  reads there is accepted, given that those before it are."""
+
+  def __call__(self, params: Params, state: Array) -> Array: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Head(abc.ABC):
   """A draft head, before its tree is chosen.
@@ -94,6 +112,7 @@ class Head(abc.ABC):
     read: turns a state into logits.
     loss: the published loss; by default cross-entropy with the text, as Medusa's.
     hidden_layers: layers of the target whose input the head reads, see `Features` (static).
+    log_odds: None, or how sure the head is of its guesses; the loss term "confidence" trains it.
   """
 
   name: str
@@ -103,6 +122,7 @@ class Head(abc.ABC):
   read: Read
   loss: LossWeights = dataclasses.field(default=LossWeights(), kw_only=True)
   hidden_layers: tuple[int, ...] = dataclasses.field(default=(), kw_only=True)
+  log_odds: LogOdds | None = dataclasses.field(default=None, kw_only=True)
 
   def init(self, key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     """Weights to begin with, for a draft vocabulary of target ids i32[W'], or the target's."""

@@ -1,6 +1,6 @@
 """Heads that fill a block of masks after the root in one pass over the committed text.
 
-Letters: B batch, M roots, D depth, E' width of what a head reads out, S rows of text.
+Letters: B batch, M roots, D depth, E' width of what a head reads out.
 """
 
 import dataclasses
@@ -10,6 +10,8 @@ from jax import Array
 
 from specjax.base import KV, Cache, Params
 from specjax.heads import prefix
+from specjax.heads.base import Examples
+from specjax.heads.blocks import Seen
 from specjax.heads.own_pass import OwnPass
 from specjax.heads.prefix import RunText
 from specjax.trees.base import independent
@@ -21,8 +23,8 @@ class Block(Protocol):
   Args:
     last: [B, M, any], what `memory` keeps there.
     position: i32[B, M], that of the newest row of text which a root sees.
-    sees: bool[B, M, S], which of the `earlier` rows a root sees; None while drafting, where the
-      text is in the `cache`.
+    sees: which of the `earlier` rows a root sees, for `blocks.laid_out`; None while drafting, where
+      the text is in the `cache`.
   """
 
   def __call__(
@@ -31,7 +33,7 @@ class Block(Protocol):
     target_params: Params,
     last: Array,
     position: Array,
-    sees: Array | None = None,
+    sees: Seen | None = None,
     cache: Cache | None = None,
     earlier: KV | None = None,
   ) -> Array: ...
@@ -59,6 +61,11 @@ class MaskedBlock(OwnPass):
     return independent(logits), (), ()
 
   def unroll(self, params, target_params, examples):
-    last, position, sees, text = self.roots(params, target_params, examples)
-    states = self.block(params, target_params, last, position, sees, earlier=text)
+    states = self.states(params, target_params, examples)
     return tuple(states[:, :, d] for d in range(self.depth))
+
+  def states(self, params: Params, target_params: Params, examples: Examples) -> Array:
+    """What the blocks say along a true text, [B, M, D, E']."""
+    last, position, sees, text = self.roots(params, target_params, examples)
+    seen = Seen(sees, examples.position)
+    return self.block(params, target_params, last, position, seen, earlier=text)

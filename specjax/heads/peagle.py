@@ -36,6 +36,7 @@ class PEagleConfig:
     attention_bias: whether q, k and v have biases.
     own_embedding: whether the head has an embedding of its own, which starts as the target's.
     norm_before_residual: whether the residual stream starts from the normed state.
+    window: how many of the last positions a row sees; None is all.
   """
 
   depth: int = 5
@@ -46,6 +47,7 @@ class PEagleConfig:
   attention_bias: bool = False
   own_embedding: bool = False
   norm_before_residual: bool = False
+  window: int | None = None
 
 
 class PEagleLayers(nn.Module):
@@ -117,16 +119,18 @@ def peagle(target: LayeredTarget, config: PEagleConfig) -> MaskedBlock:
   Measured: 2.55 tokens per pass (heads_short)
 
   Raises:
-    ValueError: the target lacks a layer or the mask's token.
+    ValueError: the target lacks a layer or the mask's token, or a window is none.
   """
   E, D, epsilon = target.width, config.depth, target.norm_epsilon
   taps = hidden_layers_of(target.layers, config.hidden_layers)
   checks.whole("mask_token", config.mask_token, 0, target.vocab_size - 1, note="the target's")
+  if config.window is not None:
+    checks.whole("window", config.window, 1)
   layers = target.make_layers(
     config.layers,
     mlp_width=config.mlp_width,
     attention_width=2 * E,
-    window=False,
+    window=config.window or False,
     qk_norm=False,
     qkv_bias=config.attention_bias,
   )
@@ -152,7 +156,7 @@ def peagle(target: LayeredTarget, config: PEagleConfig) -> MaskedBlock:
     B, M, _ = last.shape
     token = jnp.full((B, 1), config.mask_token, jnp.int32)
     embedded = embedding.embed(target, target_params, params, token)
-    place, mask = blocks.laid_out(position, 1, D - 1, sees, causal=True)
+    place, mask = blocks.laid_out(position, 1, D - 1, sees, causal=True, window=config.window)
     later = module.apply(
       {"params": params["params"]}, D - 1, M, embedded, place, mask, cache, earlier, method="masks"
     )

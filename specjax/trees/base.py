@@ -37,6 +37,13 @@ class Step(Protocol):
   ) -> tuple[Array, Any, Any]: ...
 
 
+class Chance(Protocol):
+  """f32[B, W], how likely a token that is drawn after each node is accepted, in a head's own words;
+  it is asked for what `Step` is asked, before it."""
+
+  def __call__(self, level: int, tokens: Array, carry: Any, memory: Any, /) -> Array: ...
+
+
 class Sampling(NamedTuple):
   """What a drawn tree needs: the target's settings, which turn logits into q, the noise, and V."""
 
@@ -52,6 +59,7 @@ class Guesser(NamedTuple):
     step, carry, memory: see `Step`.
     ids: i32[V'], the target ids of a reduced draft vocabulary, or None.
     sampling: for drawn trees only.
+    chance: see its type; None where the head does not say.
   """
 
   step: Step
@@ -59,6 +67,7 @@ class Guesser(NamedTuple):
   memory: Any = ()
   ids: Array | None = None
   sampling: Sampling | None = None
+  chance: Chance | None = None
 
   def ask(self, level: int, tokens: Array, mask: Array) -> tuple[Array, "Guesser"]:
     """(logits, the head after its step), see `Step`."""

@@ -141,7 +141,8 @@ def dflash_logits(t, raw, target, hidden, hidden_layers, tokens, at):
   epsilon, H, K = raw["rms_norm_eps"], raw["num_attention_heads"], raw["num_key_value_heads"]
   joint = np.concatenate(hidden_layers, -1)[: at + 1] @ t["fc.weight"].T
   context = rms(joint, epsilon, t["hidden_norm.weight"])
-  masks = [raw["dflash_config"]["mask_token_id"]] * (raw["block_size"] - 1)
+  said = raw.get("dflash_config", raw)
+  masks = [said["mask_token_id"]] * (raw["block_size"] - 1)
   x = target["embedding"][[tokens[at + 1], *masks]]
   for i in range(raw["num_hidden_layers"]):
     name = f"layers.{i}"
@@ -166,4 +167,12 @@ def dflash_logits(t, raw, target, hidden, hidden_layers, tokens, at):
     z = rms(x, epsilon, t[f"{name}.post_attention_layernorm.weight"])
     z = silu(z @ t[f"{name}.mlp.gate_proj.weight"].T) * (z @ t[f"{name}.mlp.up_proj.weight"].T)
     x = x + z @ t[f"{name}.mlp.down_proj.weight"].T
-  yield from rms(x[1:], epsilon, t["norm.weight"]) @ target["lm_head"].T
+  first = 1 if "dflash_config" in raw else 0  # DeepSpec's root guesses, too
+  yield from rms(x[first:], epsilon, t["norm.weight"]) @ target["lm_head"].T
+
+
+def dspark_logits(t, raw, target, hidden, hidden_layers, tokens, at):
+  """DFlash's, with a bias for each pair of neighbours in the text."""
+  for d, logits in enumerate(dflash_logits(t, raw, target, hidden, hidden_layers, tokens, at)):
+    before = t["markov_head.markov_w1.weight"][tokens[at + 1 + d]]
+    yield logits + t["markov_head.markov_w2.weight"] @ before

@@ -27,6 +27,7 @@ from specjax.decoding.decoder import Decoder
 from specjax.heads import HEADS, draft_vocabulary, drafting
 from specjax.heads.base import Examples
 from specjax.heads.dflash import DFlashConfig
+from specjax.heads.dspark import DSparkConfig
 from specjax.heads.eagle import EagleConfig
 from specjax.heads.eagle3 import Eagle3Config
 from specjax.heads.hydra import HydraConfig
@@ -161,6 +162,17 @@ SPECULATORS_DFLASH = {
   "transformer_layer_config": {k: v for k, v in DFLASH.items() if k not in (
     "architectures", "block_size", "dflash_config", "num_target_layers")},
 }  # fmt: skip
+# As DeepSpec's for Qwen3 4B: flat keys, and copies of what the target has.
+DSPARK = {k: v for k, v in DFLASH.items() if k != "dflash_config"} | {
+  "architectures": ["Qwen3DSparkModel"], "mask_token_id": 13, "target_layer_ids": [1, 4, -1],
+  "num_anchors": 512, "markov_rank": 5, "markov_head_type": "vanilla", "dtype": "bfloat16",
+  "enable_confidence_head": True, "confidence_head_with_markov": True, "block_size": 3,
+}  # fmt: skip
+DSPARK_SHAPES = dflash_shapes(2) | {
+  "markov_head.markov_w1.weight": (V, 5), "markov_head.markov_w2.weight": (V, 5),
+  "confidence_head.proj.weight": (1, E + 5), "confidence_head.proj.bias": (1,),
+  "embed_tokens.weight": (V, E), "lm_head.weight": (V, E),
+}  # fmt: skip
 PEAGLE = EAGLE3 | {
   "architectures": ["PEagleDraftModel"], "num_hidden_layers": 2, "num_depths": 4,
   "mask_token_id": 11, "norm_before_residual": True,
@@ -256,10 +268,21 @@ CASES = {
     "dflash", "model.safetensors", DFLASH, dflash_shapes(2),
     DFlashConfig(3, 2, (2, 5, 4), mlp_width=8, mask_token=13),
   ),
+  "dspark": Case(
+    "dspark", "model.safetensors", DSPARK, DSPARK_SHAPES,
+    DSparkConfig(3, 2, (2, 5, 0), mlp_width=8, mask_token=13, rank=5),
+  ),
   "peagle": Case(
     "peagle", "model.safetensors", PEAGLE,
     PEAGLE_SHAPES | {"lm_head.weight": (W, E), "d2t": (W,), "t2d": (V,)},
     PEagleConfig(4, 2, 11, mlp_width=8, norm_before_residual=True),
+  ),
+  "peagle, window": Case(
+    "peagle", "model.safetensors",
+    PEAGLE | {k: v for k, v in WINDOW.items() if k != "specjax_depth"}
+    | {"layer_types": ["sliding_attention"] * 2},
+    PEAGLE_SHAPES | {"lm_head.weight": (W, E), "d2t": (W,), "t2d": (V,)},
+    PEagleConfig(4, 2, 11, mlp_width=8, norm_before_residual=True, window=3),
   ),
   "peagle, all tokens, its own embedding": Case(
     "peagle", "model.safetensors",
@@ -268,7 +291,8 @@ CASES = {
     PEagleConfig(8, 2, 11, mlp_width=8, own_embedding=True),
   ),
 }  # fmt: skip
-HIDDEN_LAYERS = {"eagle3": (2, 4, 5), "peagle": (2, 4, 5), "dflash": (2, 5, 4)}
+HIDDEN_LAYERS = {"eagle3": (2, 4, 5), "peagle": (2, 4, 5), "dflash": (2, 5, 4),
+                 "dspark": (2, 5, 0)}  # fmt: skip
 
 
 @functools.cache
@@ -279,8 +303,10 @@ def tensors_of(name: str) -> dict[str, np.ndarray]:
   tensors |= {k: tensors[v] for k, v in case.copies.items()}
   if "d2t" in tensors:
     tensors |= {"d2t": IDS - np.arange(W), "t2d": np.isin(np.arange(V), IDS)}
-  if "embed_tokens.weight" in tensors and not case.config.own_embedding:
+  if "embed_tokens.weight" in tensors and not getattr(case.config, "own_embedding", False):
     tensors["embed_tokens.weight"] = np.asarray(target_params()["params"]["embedding"])
+  if case.form == "dspark":
+    tensors["lm_head.weight"] = np.asarray(target_params()["params"]["lm_head"])
   return tensors
 
 
@@ -451,6 +477,7 @@ def test_every_tensor_counts(tmp_path, name):
   """One tensor missing, extra or misshapen at a time; copies may be missing but not differ."""
   case, tensors = CASES[name], tensors_of(name)
   free = {*case.copies, *case.unused, "embed_tokens.weight"}
+  free |= {"lm_head.weight"} if case.form == "dspark" else set()  # a copy of the target's
   for key, x in tensors.items():
     without = {k: v for k, v in tensors.items() if k != key}
     write(tmp_path, name, without)
@@ -557,7 +584,7 @@ CONFIGS = [
    "`window` must be between 4 and 2147483647 (more than the depth), got 3."),
   *((name, {"layer_types": None, "use_sliding_window": True, "sliding_window": 64},
      "`sliding_window` must be null, for the layers of this format have full attention, got 64.")
-    for name in ("peagle", "dflash")),
+    for name in ("dflash",)),
   ("dflash", {"num_target_layers": 36}, "`num_target_layers` must be 8, the target's, got 36."),
   ("dflash", {"dflash_config": DFLASH["dflash_config"] | {"causal": True}},
    "`causal` must be false, for nothing else is read, got True."),
@@ -692,10 +719,6 @@ def test_dflash_in_the_format_of_speculators(tmp_path, words):
   [
     ({"transformer_layer_config": None}, "`transformer_layer_config` must be an object, got None."),
     (
-      {"sample_from_anchor": True},
-      "`sample_from_anchor` must be false, for nothing else is read, got True.",
-    ),
-    (
       {"projector_type": "domino"},
       "`projector_type` must be \"dflash\", for nothing else is read, got 'domino'.",
     ),
@@ -711,6 +734,57 @@ def test_speculators_dflash_that_does_not_fit_is_named(tmp_path, change, words):
   tables = {"d2t": IDS - np.arange(W), "t2d": np.isin(np.arange(V), IDS)}
   tensors, raw = tensors_of("dflash") | tables, SPECULATORS_DFLASH | change
   assert says(sentence(formats.load, write(tmp_path, "dflash", tensors, raw), MODEL), words)
+
+
+def test_heads_whose_root_guesses_in_other_formats(tmp_path):
+  """DeepSpec's DFlash, of rank 0, and speculators' DFlash and DSpark: the same tensors."""
+  of_bigram = {k for k in DSPARK_SHAPES if k.startswith(("markov", "confidence"))}
+  tensors = tensors_of("dspark")
+  bare = {k: x for k, x in tensors.items() if k not in of_bigram}
+  whole = load(write(tmp_path / "a", "dspark"))
+  shape = DFlashConfig(3, 2, (2, 5, 0), mlp_width=8, mask_token=13, from_root=True)
+  flat = DSPARK | {"markov_rank": 0, "enable_confidence_head": False}
+  for key in ("markov_head_type", "confidence_head_with_markov"):
+    del flat[key]
+  nested = SPECULATORS_DFLASH | {"block_size": 3, "sample_from_anchor": True, "draft_vocab_size": V,
+                                 "aux_hidden_state_layer_ids": [2, 5, 0]}  # fmt: skip
+  bigram = nested | {
+    "architectures": ["DSparkDraftModel"], "speculators_model_type": "dspark", "markov_rank": 5,
+    "markov_head_type": "vanilla", "enable_confidence_head": True, "topk_context": 0,
+    "confidence_head_with_markov": True,
+  }  # fmt: skip
+  cases = {
+    "b": (bare, flat, shape),
+    "c": (bare, nested, shape),
+    "d": (tensors, bigram, whole.config),
+  }
+  for name, (stored, raw, config) in cases.items():
+    found = load(write(tmp_path / name, "dspark", stored, raw))
+    assert (found.config, found.network) == (config, whole.network)
+    own = whole.params["params"]
+    same(found.params["params"], {k: own[k] for k in found.params["params"]})
+  masked = load(write(tmp_path / "e", "dspark", tensors, bigram | {"sample_from_anchor": False}))
+  assert masked.config == dataclasses.replace(whole.config, depth=2, from_root=False)
+
+
+@pytest.mark.parametrize(
+  ("change", "words"),
+  [
+    ({"markov_head_type": "gated"}, '`markov_head_type` must be "vanilla", for nothing else'),
+    ({"markov_rank": 0}, "markov_rank` must be 1 or more beside a confidence, got 0."),
+    ({"markov_rank": 4}, "tensor markov_head.markov_w1.weight has shape (16, 5), expected (16, 4)"),
+    ({"target_layer_ids": [7]}, "must be between -1 and 6 (not the last layer's output), got 7."),
+    ({"num_target_layers": 36}, "`num_target_layers` must be 8, the target's, got 36."),
+    ({"gru_hidden_dim": 4}, "gru_hidden_dim"),
+    (
+      {"layer_types": None, "use_sliding_window": True, "sliding_window": 8},
+      "`sliding_window` must be null, for the layers of this format have full attention, got 8.",
+    ),
+  ],
+)
+def test_dspark_that_does_not_fit_is_named(tmp_path, change, words):
+  path = write(tmp_path, "dspark", tensors_of("dspark"), DSPARK | change)
+  assert words in sentence(formats.load, path, MODEL)
 
 
 def test_peagle_in_the_format_of_speculators(tmp_path):

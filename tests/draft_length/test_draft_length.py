@@ -16,6 +16,7 @@ from specjax.draft_length import (
   heuristic,
   marginal,
   specdecpp,
+  survival,
 )  # fmt: skip
 from specjax.draft_length.base import Observation, kept
 from specjax.draft_length.specdecpp import AcceptanceHead
@@ -29,6 +30,7 @@ OTHERS = {
   "constant": constant(2), "heuristic": heuristic(7, 9), "confidence": confidence(0.3, step=0.5),
   "adaedl": adaedl(0.2, weight=0.5, step=0.7, shortest=2), "marginal": marginal(0.3, 0.1, 0.5),
   "specdecpp": specdecpp(risk=0.6, shortest=1, longest=5), "p_min": confidence(0.1, keep=False),
+  "survival": survival(0.5, shortest=2),
 }  # fmt: skip
 
 
@@ -46,7 +48,8 @@ def observation(step: int, token: bool, seed: int, mine: int) -> Observation:
   log_probs = np.float32(logits - np.log(np.exp(logits).sum(-1, keepdims=True)))
   features = np.float32(3 * rows(E, seed=seed + 2, mine=mine + 2))
   best = np.int32(log_probs.argmax(-1)) if token else None
-  return Observation(np.int32(step), log_probs, best, features)
+  chance = np.float32(1 / (1 + np.exp(-2 - rows(seed=seed + 3, mine=mine + 3))))
+  return Observation(np.int32(step), log_probs, best, features, chance)
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from specjax.draft_length import (
   heuristic,
   marginal,
   specdecpp,
+  survival,
 )
 from specjax.draft_length.specdecpp import AcceptanceHead
 from specjax.drafters import adaptive_model
@@ -32,7 +33,7 @@ HEAD = AcceptanceHead().init(jax.random.key(1), jnp.zeros((1, V)))
 KEEPING = {
   "constant": constant(1), "heuristic": heuristic(1, D), "adaedl": adaedl(0.6, D, shortest=0),
   "marginal": marginal(0.4), "confidence": confidence(0.5, D, step=4.0),
-  "specdecpp": specdecpp(risk=0.5, shortest=1, longest=D),
+  "specdecpp": specdecpp(risk=0.5, shortest=1, longest=D), "survival": survival(0.4, 0),
 }  # fmt: skip
 DROPS = confidence(0.5, D, keep=False)
 

@@ -10,10 +10,11 @@ from cut import cut
 
 import specjax
 from specjax import speculate
-from specjax.draft_length import confidence
+from specjax.draft_length import confidence, marginal, survival
 from specjax.heads import drafting
 from specjax.heads.adaptive_head import adaptive_head
 from specjax.heads.base import Examples
+from specjax.heads.dspark import DSparkConfig, dspark
 from specjax.names.build.head import load_head
 from specjax.names.grammar import parse_one
 from specjax.sampling import Noise
@@ -56,18 +57,20 @@ def drafted(drafter, params, ids):
   return np.asarray(draft.tokens[0]), np.asarray(draft.valid[0])
 
 
-def chances(name: str, text: list[int]) -> list[float]:
-  """How likely the best guess of each depth is, by the unroll that trains the head."""
-  head, params = loaded(name).head, loaded(name).params
+def examples_of(head, text: list[int]) -> Examples:
+  """What `unroll` takes, to draft the last D tokens of a text."""
   tokens, T = jnp.asarray([text]), len(text)
   _, features = MODEL.target.prefill(
     MODEL.params, tokens, jnp.asarray([T], jnp.int32), T, head.hidden_layers
   )
   position, segment = jnp.arange(T, dtype=jnp.int32)[None], jnp.zeros((1, T), jnp.int32)
-  at = jnp.asarray([[T - D - 2]], jnp.int32)
-  states = drafting.unroll(
-    head, params, MODEL.params, Examples(tokens, position, segment, features, at)
-  )
+  return Examples(tokens, position, segment, features, jnp.asarray([[T - D - 2]], jnp.int32))
+
+
+def chances(name: str, text: list[int]) -> list[float]:
+  """How likely the best guess of each depth is, by the unroll that trains the head."""
+  head, params = loaded(name).head, loaded(name).params
+  states = drafting.unroll(head, params, MODEL.params, examples_of(head, text))
   said = [head.read(params, MODEL.params, x, d)[0, 0] for d, x in enumerate(states[:D], 1)]
   return [float(jax.nn.softmax(logits).max()) for logits in said]
 
@@ -137,3 +140,32 @@ def test_texts_are_those_of_plain_decoding(name, tmp_path):
 def test_what_has_no_length_to_choose(name, words):
   with pytest.raises(ValueError, match=words):
     specjax.Decoder(specjax.load(), name)
+
+
+def test_a_confidence_ends_a_draft_where_it_is_not_believed():
+  """`survival` and `marginal` read DSpark's own product of chances, that of its `unroll`."""
+  head = dspark(MODEL.target, DSparkConfig(D, 1))
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: x + jnp.asarray(rng.normal(size=x.shape) / 4, x.dtype),
+    head.init(jax.random.key(0), MODEL.params),
+  )
+  params["params"]["confidence"] /= 16
+  ids = MODEL.encode(PROMPTS[0])
+  tokens, valid = drafted(
+    drafting.drafter(head, tuple((0,) * d for d in range(1, D + 1))), params, ids
+  )
+  assert valid.all()
+  examples = examples_of(head, [*ids, *tokens[1:].tolist()])
+  states = drafting.unroll(head, params, MODEL.params, examples)
+  sure = jnp.stack([jax.nn.sigmoid(head.log_odds(params, x))[0, 0] for x in states])
+  reached = np.cumprod(sure)
+  between = (reached[:-1] + reached[1:]) / 2
+  assert reached[0] > 1.5 * reached[-1]
+  for least in (0.0, *between):
+    short, kept = drafted(adaptive_head(head, survival(float(least), 0), D + 1), params, ids)
+    assert short.tolist() == tokens.tolist()
+    assert kept.tolist() == [True, *(reached >= least)]
+  costs = marginal(0.01, float(between[1]) - 0.01)
+  _, kept = drafted(adaptive_head(head, costs, D + 1), params, ids)
+  assert kept.tolist() == [True, *(reached >= between[1])]

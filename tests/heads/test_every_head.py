@@ -244,6 +244,8 @@ def test_a_gradient_reaches_every_trained_weight(name):
       logits = made.read(params | {"params": trained}, target_params(), state, d)
       wave = jnp.sin(jnp.arange(logits.size, dtype=jnp.float32))
       loss += (logits * wave.reshape(logits.shape)).sum()
+      if made.log_odds is not None:
+        loss += made.log_odds(params | {"params": trained}, state).sum()
     return loss
 
   for path, g in jax.tree.leaves_with_path(gradient(params["params"])):

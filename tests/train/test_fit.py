@@ -85,7 +85,7 @@ def test_the_weights_that_were_judged_best_come_back(tmp_path, every, looks):
   start = {"w": jnp.zeros(1)}
   last = fit(loss, start, batch, training, tmp_path / "plain")
   best = fit(loss, start, batch, training, tmp_path / "judged", **options)
-  walk, optimizer, w = [], training.optimizer(), start
+  walk, optimizer, w = [], training.transformation(), start
   moments = optimizer.init(w)
   for _ in range(7):
     updates, moments = optimizer.update({"w": jnp.ones(1)}, moments, w)
@@ -213,7 +213,7 @@ def test_batches_larger_than_the_data_are_refused(size):
 
 def test_adamw_warms_up_clips_and_decays_matrices_only():
   params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
-  optimizer = Training(rate=0.1, steps=10, warmup=2, decay=0.5).optimizer()
+  optimizer = Training(rate=0.1, steps=10, warmup=2, decay=0.5).transformation()
   state = optimizer.init(params)
   zero = jax.tree.map(jnp.zeros_like, params)
   updates, state = optimizer.update(zero, state, params)
@@ -259,3 +259,24 @@ def test_a_directory_belongs_to_one_run(tmp_path):
   claim(tmp_path, Options(training=Training(steps=2000)), [1, 2])  # a run may become longer
   with pytest.raises(ValueError, match=r"holds a run with steps=2000 \(now 1000\)"):
     claim(tmp_path, Options(), [1, 2])
+
+
+def test_muon_steps_matrices_along_their_polar_factor():
+  """A first step is U V^T of the gradient, as NumPy has it; vectors and tables step by AdamW."""
+  rng = np.random.default_rng(0)
+  shapes = {"layer": {"out": (6, 4), "norm": (4,)}, "lm_head": (9, 4)}
+  params = jax.tree.map(jnp.ones, shapes, is_leaf=lambda x: isinstance(x, tuple))
+  grads = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), params)
+  moves = {}
+  for name in ("adamw", "muon"):
+    training = Training(rate=0.1, steps=10, warmup=0, decay=0.5, clip=1e9, optimizer=name)
+    optimizer = training.transformation()
+    moves[name] = jax.jit(optimizer.update)(grads, optimizer.init(params), params)[0]
+  for found, want in zip(*(jax.tree.leaves((x["layer"]["norm"], x["lm_head"])) for x in
+                           (moves["muon"], moves["adamw"])), strict=True):  # fmt: skip
+    np.testing.assert_allclose(found, want, rtol=1e-5)
+  u, _, v = np.linalg.svd(np.asarray(grads["layer"]["out"], np.float64), full_matrices=False)
+  step = -np.asarray(moves["muon"]["layer"]["out"]) / 0.1 - 0.5  # without its decay
+  polar = u @ v
+  assert (step * polar).sum() / np.linalg.norm(step) / np.linalg.norm(polar) > 0.97
+  np.testing.assert_allclose(np.sqrt((step**2).mean()), 0.2, rtol=0.25)

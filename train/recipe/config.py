@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import jax
 import optax
+import optax.contrib
 import tyro
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -89,16 +90,31 @@ class Network:
     return found
 
 
+_TABLES = ("embedding", "lm_head", "before", "bias")  # of tokens, which AdamW steps by usage
+
+
+def _kinds(params: Any) -> Any:
+  """Which weights Muon steps: matrices between states, not tables of tokens."""
+
+  def kind(path: Any, x: Any) -> str:
+    table = bool(path) and str(getattr(path[-1], "key", path[-1])) in _TABLES
+    return "others" if x.ndim != 2 or table else "matrices"
+
+  return jax.tree_util.tree_map_with_path(kind, params)
+
+
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)  # typed --steps, not --training.steps
 @dataclasses.dataclass(frozen=True)
 class Training:
-  """AdamW with a linear warm-up, then a cosine down to a tenth of the rate; matrices decay.
+  """An optimiser with a linear warm-up, then a cosine down to a tenth of the rate; matrices decay.
 
   Attributes:
     steps: number of steps of the optimiser.
     batch: number of examples per step.
     rate: learning rate after the warm-up, the highest.
     warmup: number of steps in which the rate rises from 0.
+    optimizer: adamw, or muon: its steps for matrices are orthogonal ones, and have the size of
+      AdamW's, which all other weights take.
     decay: weight decay.
     clip: largest norm of the whole gradient; a longer one is shortened to it.
     parts: of a batch, one after another, whose gradients are averaged; each takes its own memory.
@@ -117,6 +133,7 @@ class Training:
   batch: Count = 8
   rate: Amount = 1e-3
   warmup: Natural = 50
+  optimizer: Literal["adamw", "muon"] = "adamw"
   decay: Amount = 0.0
   clip: Amount = 1.0
   parts: Count = 1
@@ -177,21 +194,21 @@ class Training:
       return copied
     return NamedSharding(mesh, PartitionSpec(*[None] * cut, mesh.axis_names))
 
-  def optimizer(self) -> optax.GradientTransformation:
+  def transformation(self) -> optax.GradientTransformation:
     """The optimiser, whose rate is a function of the step."""
     schedule = optax.warmup_cosine_decay_schedule(
       0.0, self.rate, self.warmup, max(self.steps, self.warmup + 1), self.rate / 10
     )
-    chain = optax.chain(
-      optax.clip_by_global_norm(self.clip),
-      optax.adamw(
-        schedule,
-        b1=0.9,
-        b2=0.95,
-        weight_decay=self.decay,
-        mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
-      ),
-    )
+
+    def decays(params):
+      return jax.tree.map(lambda p: p.ndim > 1, params)
+
+    stepped = optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=self.decay, mask=decays)
+    if self.optimizer == "muon":
+      # Its steps are as long as AdamW's usually are.
+      matrices = optax.contrib.muon(schedule, weight_decay=self.decay, consistent_rms=0.2)
+      stepped = optax.partition({"matrices": matrices, "others": stepped}, _kinds)
+    chain = optax.chain(optax.clip_by_global_norm(self.clip), stepped)
 
     def update(grads, state, params=None):
       with jax.numpy_dtype_promotion("standard"):  # optax mixes float and int scalars

@@ -179,23 +179,24 @@ class Objective:
     T, terms, metrics = hidden.shape[1], [], {}
     scales = losses.depth_weights(weights.decay, len(states))
     reached = jnp.ones(examples.at.size, bool)
+    shares = self._shares(params, target_params, states, batch, weights)
     for d, (state, scale) in enumerate(zip(states, scales, strict=True), 1):
-      label = jnp.asarray(self.place)[batch.labels[:, :, d - 1]]
-      # The head cannot guess a token outside the draft vocabulary and is not trained on it.
-      label, known = jnp.maximum(label, 0).reshape(-1), (label >= 0).reshape(-1)
-      weight = (batch.weight[:, :, d - 1].reshape(-1) & known).astype(jnp.float32)
+      label, known, weight = self._labels(batch, d)
       own = gather(hidden, jnp.minimum(examples.at + d, T - 1)).astype(matrix.dtype)
 
       @jax.checkpoint
       def at_depth(state, own, reached, label=label, known=known, weight=weight, d=d, scale=scale):
+        log_odds = self.head.log_odds and self.head.log_odds(params, state).reshape(-1)
         logits = self.head.read(params, target_params, state, d)
         flat, own = logits.reshape(-1, logits.shape[-1]), own.reshape(-1, own.shape[-1])
         teacher = self.head.target.logits(linear(own, matrix))
         right = (flat.argmax(-1) == label).astype(jnp.float32)
         state = self.head.feature(state, d)
-        guess = losses.Guess(state.reshape(-1, state.shape[-1]), flat, label, teacher, own)
+        whole = state.reshape(-1, state.shape[-1])
+        guess = losses.Guess(whole, flat, label, teacher, own, log_odds)
         counts = jnp.where(reached, weight, 0.0)
-        loss = means.over(counts, scale * losses.total(weights, guess, counts))
+        value = scale * losses.weighted(weights, guess, counts, shares and shares[d - 1])
+        loss = means.over(counts, value)
         if weights.within:
           reached = reached & known & losses.within(flat, label, weights.within)
         return loss, means.over(weight, losses.mean(right, weight)), reached
@@ -203,6 +204,35 @@ class Objective:
       loss, metrics[f"accuracy_{d}"], reached = at_depth(state, own, reached)
       terms += [loss] if scale else []
     return terms, metrics
+
+  def _labels(self, batch: Batch, d: int) -> tuple[Array, Array, Array]:
+    """Of depth d, arrays [B * M]: the labels in the draft vocabulary, whether they are in it, and
+    f32, 1 where one is trained, too."""
+    label = jnp.asarray(self.place)[batch.labels[:, :, d - 1]]
+    # The head cannot guess a token outside the draft vocabulary and is not trained on it.
+    label, known = jnp.maximum(label, 0).reshape(-1), (label >= 0).reshape(-1)
+    trained = jnp.asarray(batch.weight[:, :, d - 1]).reshape(-1)
+    return label, known, (trained & known).astype(jnp.float32)
+
+  def _shares(
+    self,
+    params: Params,
+    target_params: Params,
+    states: Sequence[Array],
+    batch: Batch,
+    weights: LossWeights,
+  ) -> list[Array] | None:
+    """`losses.dpace` of the head as it stands, D arrays f32[B * M]; None where it is not asked."""
+    if weights.dpace is None:
+      return None
+    right, counts = [], []
+    for d, state in enumerate(states, 1):
+      label, _, weight = self._labels(batch, d)
+      logits = jax.lax.stop_gradient(self.head.read(params, target_params, state, d))
+      log_probs = jax.nn.log_softmax(logits.reshape(-1, logits.shape[-1]))
+      right.append(jnp.exp(gather(log_probs, label[:, None])[:, 0]))
+      counts.append(weight)
+    return losses.dpace(right, counts, weights.dpace)
 
   def _known(self, batch: Batch) -> tuple[Array, Array]:
     """Labels [B, M, D] in the draft vocabulary, and whether they are in it and trained."""

@@ -88,7 +88,7 @@ def fit(
   Returns:
     The last weights, on the host; with `held_out`, those that were judged best.
   """
-  optimizer, (dealt, copied) = training.optimizer(), training.shardings()
+  optimizer, (dealt, copied) = training.transformation(), training.shardings()
   frozen, held_out = on_all((frozen, held_out), copied)
   state = {"params": params, "optimizer": jax.eval_shape(optimizer.init, params)}
   if held_out is not None:
@@ -132,7 +132,7 @@ def stepper(
   The state, which is donated, has "params" and "optimizer" and, where held_out is not None, "best",
   "least" and "newest"; `places` has its shardings.
   """
-  optimizer = training.optimizer()
+  optimizer = training.transformation()
   gradient = means.gradient(loss, total, training.parts)
   judged = judge or (lambda *args: total(means.values(loss(*args)[0])))
 
