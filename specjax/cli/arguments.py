@@ -261,13 +261,14 @@ class Bench:
   An option that the suite does not read is refused.
 
   Attributes:
-    suite: prompts, specbench or code, for an autoregressive model; or parallelbench: operations on
-      lists, for a masked diffusion model, by default the zoo's. specbench asks Spec-Bench's questions
-      with their turns: --prompts is their file, by default ../shared/data/spec_bench.jsonl beside
-      the checkout, --limit takes evenly from categories, and a run that was stopped goes on. code
-      asks our own tasks of a local coder (describe, edit, summarise, json, chat, of which --tasks
-      takes some) in the same way, and runs tests on the answers: programs that a model wrote, in a
-      child process with limits. For parallelbench --limit counts questions per task and length.
+    suite: prompts, specbench or code, for an autoregressive model; or parallelbench: operations
+      on lists, for a masked diffusion model, by default the zoo's. specbench asks Spec-Bench's
+      questions with their turns: --prompts is their file, by default
+      ../shared/data/spec_bench.jsonl beside the checkout, --limit takes evenly from categories,
+      and a run that was stopped goes on. code asks our own tasks of a local coder (describe,
+      edit, summarise, json, chat, of which --tasks takes some) in the same way, and runs tests on
+      the answers: programs that a model wrote, in a child process with limits. For parallelbench
+      --limit counts questions per task and length.
     out: directory for results.jsonl, summary.json, table.md and the plots.
   """
 

@@ -79,7 +79,7 @@ def run_bench(args: Bench) -> None:
   if args.suite == "specbench":
     for shown in specbench_report.terminal(specbench.run(model, config, args.out)):
       console.print(shown)
-  elif args.suite == "code":
+  elif isinstance(config, code_bench.Config):
     for shown in code_bench.terminal(code_bench.run(model, config, args.out)):
       console.print(shown)
   else:

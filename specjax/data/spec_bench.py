@@ -33,12 +33,18 @@ class Question(NamedTuple):
   turns: tuple[str, ...]
 
 
-class _Asked(Protocol):
+class Asked(Protocol):
+  """A `Question`, or a task that has more fields."""
+
+  @property
+  def number(self) -> int: ...
   @property
   def category(self) -> str: ...
+  @property
+  def turns(self) -> tuple[str, ...]: ...
 
 
-_Q = TypeVar("_Q", bound=_Asked)
+Q = TypeVar("Q", bound=Asked)
 
 
 def read(path: str | None) -> list[Question]:
@@ -69,8 +75,8 @@ def _question(record: dict, number: int, path: str) -> Question:
 
 
 def evenly(
-  questions: Sequence[_Q], limit: int | None, categories: Iterable[str] = CATEGORIES.values()
-) -> list[_Q]:
+  questions: Sequence[Q], limit: int | None, categories: Iterable[str] = CATEGORIES.values()
+) -> list[Q]:
   """`limit` questions, by default all, sorted by category.
 
   Each category gives as many as the others while it has some, at equal distances in its list, so

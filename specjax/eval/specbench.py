@@ -18,7 +18,7 @@ import numpy as np
 
 from specjax import checks, fingerprint
 from specjax.data import resume, spec_bench
-from specjax.data.spec_bench import Question
+from specjax.data.spec_bench import Asked, Q
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.texts import cut
 from specjax.eval import interleaved, metrics, report
@@ -64,16 +64,16 @@ class Answer:
   prefill_seconds: float
 
 
-def fitting(model: Model, questions: Sequence[Question], max_new_tokens: int) -> list[Question]:
+def fitting(model: Model, questions: Sequence[Q], max_new_tokens: int) -> list[Q]:
   """The questions whose turns and answers of `max_new_tokens` each have room in the model."""
 
-  def positions(question: Question) -> int:
+  def positions(question: Asked) -> int:
     return sum(len(model.chat(turn)) + max_new_tokens for turn in question.turns)
 
   return [q for q in questions if positions(q) <= model.config.max_length]
 
 
-def batched(questions: Sequence[Question], size: int) -> list[list[Question]]:
+def batched(questions: Sequence[Q], size: int) -> list[list[Q]]:
   """Batches of one category and one number of turns."""
   alike = itertools.groupby(questions, lambda q: (q.category, len(q.turns)))
   groups = [list(group) for _, group in alike]
@@ -81,7 +81,7 @@ def batched(questions: Sequence[Question], size: int) -> list[list[Question]]:
 
 
 def answers(
-  decoder: Decoder, batch: Sequence[Question], max_new_tokens: int, first: int
+  decoder: Decoder, batch: Sequence[Asked], max_new_tokens: int, first: int
 ) -> Iterator[dict[str, Any]]:
   """Each turn's answers to a batch, in which question `first` of the run comes first.
 
@@ -114,7 +114,7 @@ def answers(
 
 def measure(
   decoders: Mapping[str, Decoder],
-  batches: Sequence[Sequence[Question]],
+  batches: Sequence[Sequence[Asked]],
   config: Config,
   file: pathlib.Path,
 ) -> list[Answer]:
@@ -207,7 +207,7 @@ def summed(run: Runs, plain: Runs, config: Config) -> dict[str, Any]:
 def decode(
   model: Model,
   config: Config,
-  asked: Sequence[Question],
+  asked: Sequence[Asked],
   out: str | pathlib.Path,
   found: Mapping[str, Any],
   file: str = FILE,
