@@ -10,7 +10,7 @@ setup(
   package_dir={"specjax": "specjax", **{f"specjax.{name}": name for name in FOLDERS}},
   package_data={
     "specjax.zoo": ["*/*"],
-    "specjax.eval": ["questions.txt"],
+    "specjax.eval": ["questions.txt", "code_tasks/*.txt"],
     "specjax.kernels": ["*.h"],
     "specjax.kernels.skinny": ["*.cc", "*.h"],
     "specjax.kernels.tree_attention": ["*.cc"],

@@ -228,7 +228,7 @@ class Measure(options.Bench):
   """What is decoded, beside plain decoding.
 
   Attributes:
-    max_new_tokens: budget per prompt; by default 128, for parallelbench 16.
+    max_new_tokens: budget per prompt; by default 128, for code 256, for parallelbench 16.
   """
 
   max_new_tokens: Annotated[int | None, options.SAID] = None  # type: ignore[assignment]  # the suite decides
@@ -242,7 +242,8 @@ class Denoising:
   Attributes:
     methods: denoising policies, such as threshold-0.9/dual or learned/end_of_text_prediction.
     published: file or directory of questions in ParallelBench's layout, in place of ours.
-    tasks: names such as copy and shuffle; by default the ten of ParallelBench's waiting line.
+    tasks: names such as copy and shuffle; by default the ten of ParallelBench's waiting line;
+      for --suite code categories, by default all.
     lengths: how long the lists are.
   """
 
@@ -261,15 +262,18 @@ class Bench:
   An option that the suite does not read is refused.
 
   Attributes:
-    suite: prompts or specbench, for an autoregressive model; or parallelbench: operations on lists,
-      for a masked diffusion model, by default the zoo's. specbench asks Spec-Bench's questions with
-      their turns: --prompts is their file, by default ../shared/data/spec_bench.jsonl beside the
-      checkout, --limit takes evenly from categories, and a run that was stopped goes on. For
-      parallelbench --limit counts questions per task and length.
+    suite: prompts, specbench or code, for an autoregressive model; or parallelbench: operations
+      on lists, for a masked diffusion model, by default the zoo's. specbench asks Spec-Bench's
+      questions with their turns: --prompts is their file, by default
+      ../shared/data/spec_bench.jsonl beside the checkout, --limit takes evenly from categories,
+      and a run that was stopped goes on. code asks our own tasks of a local coder (describe,
+      edit, summarise, json, chat, of which --tasks takes some) in the same way, and runs tests on
+      the answers: programs that a model wrote, in a child process with limits. For parallelbench
+      --limit counts questions per task and length.
     out: directory for results.jsonl, summary.json, table.md and the plots.
   """
 
-  suite: Literal["prompts", "specbench", "parallelbench"] = "prompts"
+  suite: Literal["prompts", "specbench", "code", "parallelbench"] = "prompts"
   out: str = "results/bench"
   measure: Measure = Measure()
   denoising: Denoising = Denoising()

@@ -13,6 +13,7 @@ from specjax.cli.load_model import load_model
 from specjax.decoding.decoder import Decoder
 from specjax.eval import (
   bench,
+  code_bench,
   memory,
   parallelbench,
   report,
@@ -63,17 +64,23 @@ def run_bench(args: Bench) -> None:
   if args.suite == "parallelbench":
     _parallelbench(args)
     return
-  if args.suite == "specbench" and not args.measure.verify_cost:
-    raise ValueError("--no-verify-cost: --suite specbench does not measure this.")
-  fields = _fields(args, bench.Config, {})
+  if args.suite != "prompts" and not args.measure.verify_cost:
+    raise ValueError(f"--no-verify-cost: --suite {args.suite} does not measure this.")
+  kind = code_bench.Config if args.suite == "code" else bench.Config
+  fields = _fields(args, kind, {})
+  if args.suite == "code" and fields["prompts"] is not None:
+    raise ValueError(f"--prompts {fields['prompts']!r}: --suite code asks its own tasks.")
   if args.measure.max_new_tokens is None:
-    fields["max_new_tokens"] = bench.Config.max_new_tokens
-  model, config = load_model(args.model, True), bench.Config(**fields)
+    fields["max_new_tokens"] = kind.max_new_tokens
+  model, config = load_model(args.model, True), kind(**fields)
   if config.tune:
     config = tune.tuned(model, config, pathlib.Path(args.out))
   console = Console(highlight=False)
   if args.suite == "specbench":
     for shown in specbench_report.terminal(specbench.run(model, config, args.out)):
+      console.print(shown)
+  elif isinstance(config, code_bench.Config):
+    for shown in code_bench.terminal(code_bench.run(model, config, args.out)):
       console.print(shown)
   else:
     summary = bench.run(model, config, args.out)

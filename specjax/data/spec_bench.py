@@ -2,8 +2,8 @@
 
 import collections
 import pathlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 from specjax import checks
 from specjax.data.sources import open_source
@@ -33,6 +33,20 @@ class Question(NamedTuple):
   turns: tuple[str, ...]
 
 
+class Asked(Protocol):
+  """A `Question`, or a task that has more fields."""
+
+  @property
+  def number(self) -> int: ...
+  @property
+  def category(self) -> str: ...
+  @property
+  def turns(self) -> tuple[str, ...]: ...
+
+
+Q = TypeVar("Q", bound=Asked)
+
+
 def read(path: str | None) -> list[Question]:
   """The questions of a file or dataset, see `data.sources.open_source`; None is LOCAL.
 
@@ -60,13 +74,15 @@ def _question(record: dict, number: int, path: str) -> Question:
   return Question(number, CATEGORIES[category], found["turns"])
 
 
-def evenly(questions: Sequence[Question], limit: int | None) -> list[Question]:
+def evenly(
+  questions: Sequence[Q], limit: int | None, categories: Iterable[str] = CATEGORIES.values()
+) -> list[Q]:
   """`limit` questions, by default all, sorted by category.
 
   Each category gives as many as the others while it has some, at equal distances in its list, so
   that MT-Bench's subjects are all asked.
   """
-  kinds = [[q for q in questions if q.category == c] for c in dict.fromkeys(CATEGORIES.values())]
+  kinds = [[q for q in questions if q.category == c] for c in dict.fromkeys(categories)]
   # The first of every category, the second of every category, and so on.
   order = sorted((i, k) for k, kind in enumerate(kinds) for i in range(len(kind)))
   share = collections.Counter(k for _, k in order[:limit])

@@ -18,7 +18,7 @@ import numpy as np
 
 from specjax import checks, fingerprint
 from specjax.data import resume, spec_bench
-from specjax.data.spec_bench import Question
+from specjax.data.spec_bench import Asked, Q
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.texts import cut
 from specjax.eval import interleaved, metrics, report
@@ -64,16 +64,16 @@ class Answer:
   prefill_seconds: float
 
 
-def fitting(model: Model, questions: Sequence[Question], max_new_tokens: int) -> list[Question]:
+def fitting(model: Model, questions: Sequence[Q], max_new_tokens: int) -> list[Q]:
   """The questions whose turns and answers of `max_new_tokens` each have room in the model."""
 
-  def positions(question: Question) -> int:
+  def positions(question: Asked) -> int:
     return sum(len(model.chat(turn)) + max_new_tokens for turn in question.turns)
 
   return [q for q in questions if positions(q) <= model.config.max_length]
 
 
-def batched(questions: Sequence[Question], size: int) -> list[list[Question]]:
+def batched(questions: Sequence[Q], size: int) -> list[list[Q]]:
   """Batches of one category and one number of turns."""
   alike = itertools.groupby(questions, lambda q: (q.category, len(q.turns)))
   groups = [list(group) for _, group in alike]
@@ -81,7 +81,7 @@ def batched(questions: Sequence[Question], size: int) -> list[list[Question]]:
 
 
 def answers(
-  decoder: Decoder, batch: Sequence[Question], max_new_tokens: int, first: int
+  decoder: Decoder, batch: Sequence[Asked], max_new_tokens: int, first: int
 ) -> Iterator[dict[str, Any]]:
   """Each turn's answers to a batch, in which question `first` of the run comes first.
 
@@ -114,7 +114,7 @@ def answers(
 
 def measure(
   decoders: Mapping[str, Decoder],
-  batches: Sequence[Sequence[Question]],
+  batches: Sequence[Sequence[Asked]],
   config: Config,
   file: pathlib.Path,
 ) -> list[Answer]:
@@ -204,6 +204,62 @@ def summed(run: Runs, plain: Runs, config: Config) -> dict[str, Any]:
   }  # fmt: skip
 
 
+def decode(
+  model: Model,
+  config: Config,
+  asked: Sequence[Asked],
+  out: str | pathlib.Path,
+  found: Mapping[str, Any],
+  file: str = FILE,
+) -> tuple[pathlib.Path, dict[str, Any], dict[str, Runs]]:
+  """The directory, the summary with the figures of every method, and what each of them did.
+
+  Args:
+    asked: sorted by category.
+    found: further fields of the summary.
+    file: of the answers, in the directory.
+
+  Raises:
+    ValueError: a method is unknown or given twice, or `out` holds a run with other options.
+  """
+  decoders = make_decoders(model, config)
+  directory = report.directory(out)
+  about = report.summary(
+    config,
+    {
+      "model": model.label,
+      "network": dataclasses.asdict(model.config),
+      "parameters": count_parameters(model.params),
+      "prompts": len(asked),
+      **found,
+    },
+  )
+  machine = {k: v for k, v in about["machine"].items() if k != "load"}
+  resume.claim(
+    directory,
+    {
+      **about["config"],
+      "model": model.label,
+      "machine": machine,
+      "data_digest": fingerprint.digest([json.dumps(asked)]),
+      **model.ingredients(),
+      "drafters.weights": [fingerprint.of_weights(x.weights.drafter) for x in decoders.values()],
+    },
+    free=("prompts",),
+  )
+  batches = batched(asked, config.batch)
+  answered = measure(decoders, batches, config, directory / file)
+  runs = {
+    k: collect(d, [a for a in answered if a.method == k], config.repeats)
+    for k, d in decoders.items()
+  }
+  summary = about | {
+    "questions": {OVERALL: len(asked), **collections.Counter(q.category for q in asked)},
+    "methods": {k: summed(x, runs[PLAIN], config) for k, x in runs.items()},
+  }
+  return directory, summary, runs
+
+
 def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
   """Measures, or goes on measuring, and writes the summary with table.md and two plots.
 
@@ -224,42 +280,8 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
       f"{model.name}."
     )
   asked = spec_bench.evenly(fit, config.limit)
-  decoders = make_decoders(model, config)
-
-  directory = report.directory(out)
-  about = report.summary(
-    config,
-    {
-      "model": model.label,
-      "network": dataclasses.asdict(model.config),
-      "parameters": count_parameters(model.params),
-      "prompts": len(asked),
-      "left_out": len(known) - len(fit),
-    },
-  )
-  machine = {k: v for k, v in about["machine"].items() if k != "load"}
-  resume.claim(
-    directory,
-    {
-      **about["config"],
-      "model": model.label,
-      "machine": machine,
-      "data_digest": fingerprint.digest([json.dumps(asked)]),
-      **model.ingredients(),
-      "drafters.weights": [fingerprint.of_weights(x.weights.drafter) for x in decoders.values()],
-    },
-    free=("prompts",),
-  )
-  batches = batched(asked, config.batch)
-  found = measure(decoders, batches, config, directory / FILE)
-  runs = {
-    k: collect(d, [a for a in found if a.method == k], config.repeats) for k, d in decoders.items()
-  }
-  summary = about | {
-    "questions": {OVERALL: len(asked), **collections.Counter(q.category for q in asked)},
-    "published": {"on": PUBLISHED_ON, "figures": PUBLISHED},
-    "methods": {k: summed(x, runs[PLAIN], config) for k, x in runs.items()},
-  }
+  directory, summary, _ = decode(model, config, asked, out, {"left_out": len(known) - len(fit)})
+  summary["published"] = {"on": PUBLISHED_ON, "figures": PUBLISHED}
   plots = {"speedup": categories.speed_up(summary), "tokens": categories.tau(summary)}
   report.save(directory, summary, text(summary), plots)
   return summary
