@@ -16,7 +16,9 @@ FOLDER = pathlib.Path(__file__).parent / "methods"
 
 # By page: its title, the kinds that it shows, and its page of the reference.
 PAGES: dict[str, tuple[str, tuple[str, ...], str]] = {
-  "drafters": ("Drafters", ("drafters", "ensembles", "exits", "prompts", "sources"), "drafters"),
+  "drafters": (
+    "Drafters", ("drafters", "ensembles", "exits", "prompts", "bridges", "sources"), "drafters",
+  ),
   "heads": ("Heads", ("heads", "rescoring", "pseudo rows", "vocabularies"), "drafters"),
   "trees": ("Trees", ("trees",), "trees"),
   "draft_lengths": ("Draft lengths", ("draft lengths",), "draft_length"),

@@ -126,8 +126,6 @@ def by_text(lm: Target, nodes: int) -> Drafter:
   distribution has to be corrected for. It may say what no token of its own says. The text is split
   on the device, into the fewest tokens of the target.
 
-  Measured: 0 tokens differ (lossless)
-
   Args:
     lm: the draft model, whose params are a `Text`.
     nodes: the root and D tokens drafted per round, of either vocabulary.
