@@ -17,7 +17,8 @@ FOLDER = pathlib.Path(__file__).parent / "methods"
 # By page: its title, the kinds that it shows, and its page of the reference.
 PAGES: dict[str, tuple[str, tuple[str, ...], str]] = {
   "drafters": (
-    "Drafters", ("drafters", "drafters by load", "ensembles", "exits", "prompts", "sources"),
+    "Drafters",
+    ("drafters", "drafters by load", "ensembles", "exits", "prompts", "bridges", "sources"),
     "drafters",
   ),
   "heads": ("Heads", ("heads", "rescoring", "pseudo rows", "vocabularies"), "drafters"),

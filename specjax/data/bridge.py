@@ -48,7 +48,7 @@ def _marks(ours: Vocabulary, theirs: Vocabulary) -> dict[int, int]:
 
 
 def longest_first(said: bytes, ids: Mapping[bytes, int]) -> list[int]:
-  """The ids of the longest beginnings of what is left of `said`; bytes without an id are left out."""
+  """The longest token each time of what is left of `said`; bytes without one are left out."""
   found, at, most = [], 0, max(map(len, ids), default=0)
   while at < len(said):
     size = next((n for n in range(min(most, len(said) - at), 0, -1) if said[at : at + n] in ids), 0)
@@ -58,8 +58,10 @@ def longest_first(said: bytes, ids: Mapping[bytes, int]) -> list[int]:
   return found
 
 
-def _pieces(ours: Sequence[bytes], theirs: Sequence[bytes], tokenizer: Tokenizer) -> list[list[int]]:
-  """What spells each of the target's tokens: the draft model's own split, where it says the same."""
+def _pieces(
+  ours: Sequence[bytes], theirs: Sequence[bytes], tokenizer: Tokenizer
+) -> list[list[int]]:
+  """What spells each of the target's tokens: the draft model's split, where it says the same."""
   ids = {said: i for i, said in reversed([*enumerate(theirs)]) if said}
   texts = [said.decode(errors="replace") for said in ours]
   split = tokenizer.inner.encode_batch_fast(texts, add_special_tokens=False)

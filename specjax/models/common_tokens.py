@@ -154,8 +154,6 @@ def common_tokens(lm: Target, vocab_size: int) -> Target:
   from it is a draft like any other, and an exact verifier corrects for it. It reads a token of the
   target as the tokens of its own that spell it, so it follows any text. Params are a `Bridge`.
 
-  Measured: 0 tokens differ (lossless)
-
   Args:
     lm: the draft model.
     vocab_size: V, the target's.

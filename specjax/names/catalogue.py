@@ -118,6 +118,7 @@ def kinds() -> dict[str, tuple[str, Rows]]:
     "ensembles, after draft_model": ("/", _plain(drafters.ENSEMBLES)),
     "exits, after draft_model": ("/", _plain(drafters.EXITS)),
     "prompts, after draft_model": ("/", _plain(drafters.PROMPTS)),
+    "bridges, after draft_model": ("/", _plain(drafters.BRIDGES)),
     "vocabularies, after a head or draft_model": ("/", _plain(drafters.VOCABULARIES)),
     "caches, of --cache or after self_speculative": ("/", _plain(CACHES)),
     "skipping, of --skipping": ("", _plain(SKIPPINGS)),

@@ -78,8 +78,6 @@ def files(tmp_path_factory):
 TOKENS = r"has another vocabulary than gsm8k-7m, .* id 1000 is '.*' there, and '.*' in gsm8k-7m\.$"
 TRAINED = "was trained for .*other, not gsm8k-7m: their tokenizers have other tokens"
 DRAFTERS = [
-  ("draft_model[{other}]", TOKENS),
-  ("draft_model[{other}]/rapid", TOKENS),
   (f"draft_model[{TARGET}]/ensemble[{{other}}]", TOKENS),
   ("denoiser[{denoiser}]", TOKENS),
   ("medusa/local[{other}]", TOKENS),
@@ -113,7 +111,6 @@ def test_what_belongs_to_another_model_is_refused(files, name, words):
 def test_every_way_in_is_asked(files):
   model, other = load(TARGET), load(files["other"])
   for use in (
-    lambda: Decoder(model, other),
     lambda: PearlDecoder(model, other),
     lambda: switching(other, model, ["Hi"], 1.0),
   ):

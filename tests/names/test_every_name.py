@@ -239,7 +239,7 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0, of: str = "
     return causal("")
   if door in ("drafters", "drafters by load", "heads"):
     return causal(part)
-  if door in ("trees", "ensembles", "prompts", "vocabularies"):
+  if door in ("trees", "ensembles", "prompts", "bridges", "vocabularies"):
     return causal(f"{DRAWN}/{part}")
   if door == "exits":  # which need more than one layer
     return causal(f"draft_model[target]/{part}".rstrip("/"))
@@ -532,7 +532,7 @@ SILENT += [("int8", "rows"), ("gear", "bits"), ("gear", "rank"), ("gear", "outli
 SILENT += [("mustafar", "sparsity"), ("mustafar", "recent")]
 SILENT += [("actqkv", parameter) for parameter in ("least", "more", "first", "recent")]
 LOSSLESS = ("drafters", "heads", "trees", "draft lengths", "ensembles", "exits", "prompts",
-            "sources", "rescoring", "pseudo rows")  # fmt: skip
+            "bridges", "sources", "rescoring", "pseudo rows")  # fmt: skip
 
 
 def pairs_of(kind: str, name: str) -> list[tuple[str, str]]:

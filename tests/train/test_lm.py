@@ -1,5 +1,6 @@
 """A language model from text, end to end and tiny."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -9,9 +10,12 @@ import pytest
 from options import changed
 
 import specjax
+from specjax.checkpoints import families
 from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import END, train_bpe
+from specjax.models.config import Config as ModelConfig
 from specjax.train import lm
+from specjax.train.recipe.config import Network
 
 
 def test_loss_falls(lm_run):
@@ -135,3 +139,17 @@ def test_a_mistake_can_be_corrected_in_the_same_directory(tiny, tmp_path):
   ):
     lm.main(changed(tiny, out=str(tmp_path), batch=1000))
   lm.main(changed(tiny, out=str(tmp_path), steps=1))
+
+
+def test_a_hybrid_is_a_network_of_a_published_family():
+  sizes = {"width": 8, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 4, "mlp_width": 8}
+  config = ModelConfig(vocab_size=9, **Network(**sizes, attention_every=2).sizes)
+  assert [kind.gated_delta is None for kind in config.kinds] == [False, True, False, True]
+  raw = families.to_json(config)
+  assert raw["model_type"] == "qwen3_5_text"
+  assert raw["layer_types"] == ["linear_attention", "full_attention"] * 2
+  read = families.by_type(raw, "config.json").from_json(raw)
+  assert read == dataclasses.replace(config, max_length=read.max_length)
+  for every in (1, 5):
+    with pytest.raises(ValueError, match="`attention_every` must be between 2 and 4"):
+      Network(**sizes, attention_every=every).sizes  # noqa: B018

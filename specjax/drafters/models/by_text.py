@@ -7,7 +7,6 @@ the target, X tokens of the draft model, W tokens of the target that are text.
 import functools
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -119,15 +118,13 @@ def split(words: Words, text: Array, length: Array, count: int) -> Array:
 
 
 @functools.cache
-def by_text(lm: Target, nodes: int = 5) -> Drafter:
+def by_text(lm: Target, nodes: int) -> Drafter:
   """A draft model of another vocabulary writes a text, greedily, which is split into tokens.
 
   Universal assisted decoding (Timor et al. 2025, arXiv 2502.05202, algorithm 2, string-level exact
   match): the tokens are compared with the target's, so the draft is one fixed chain and no
   distribution has to be corrected for. It may say what no token of its own says. The text is split
   on the device, into the fewest tokens of the target.
-
-  Measured: 0 tokens differ (lossless)
 
   Args:
     lm: the draft model, whose params are a `Text`.
@@ -181,6 +178,4 @@ def by_text(lm: Target, nodes: int = 5) -> Drafter:
   ) -> Any:
     return reread(reader, params.bridge, cache, draft, verdict, rows)
 
-  return Drafter(
-    "by_text", "deterministic", depth + 1, depth, init, propose, update, varies=True
-  )
+  return Drafter("by_text", "deterministic", depth + 1, depth, init, propose, update, varies=True)

@@ -85,16 +85,18 @@ def build_draft_model(
     if "prompt" in found:
       label, numbers = grammar.bind("drafter", found["prompt"], grammar.parameters(rapid))
       suffix, drafter = f"{suffix}/{label}", rapid(drafter, **numbers)
+    if over is not None:  # a prompt's tokens have rows of several lengths
+      drafter = drafter._replace(by_pieces=False)
     return name + suffix, drafter, weights
 
+  nodes = arguments.get("nodes", int(parameters(part.name, length is not None)["nodes"] or 0))
   if over == "by_text":
     if tree is not None or length is not None or "ensemble" in found:
       raise ValueError(
         f"drafter={grammar.show([part])!r}: by_text drafts one chain of one model; leave out its "
         "tree, draft length or ensemble, or take common_tokens."
       )
-    return built("", by_text(target, **arguments), text_between(model, small, weights))
-  nodes = arguments.get("nodes", int(parameters(part.name, length is not None)["nodes"] or 0))
+    return built("", by_text(target, nodes), text_between(model, small, weights))
   if tree is not None:
     suffix, shape = build_tree(tree)
     if shape.depth == 0:

@@ -16,8 +16,8 @@ from specjax.decoding.decoder import Decoder
 from specjax.decoding.method import method as pair
 from specjax.drafters import draft_model, draft_tree
 from specjax.drafters.models.by_text import Text, Words, by_text, codes, split
-from specjax.models.common_tokens import Bridge, common_tokens, reading
 from specjax.models import transformer
+from specjax.models.common_tokens import Bridge, common_tokens, reading
 from specjax.models.config import Config
 from specjax.models.transformer import target
 from specjax.names.build import drafters
@@ -82,9 +82,11 @@ METHODS = {
   "text, recursive": (by_text(LM, 3), recursive(), text_of, 1),
   "text, greedy": (by_text(LM, 3), greedy(), text_of, 2),
 }  # fmt: skip
-REST = "chain, token, 2 rounds", "chain, greedy", "tree, recursive", "text, target_only, 2 rounds"
+REST = "chain, token, 2 rounds", "tree, recursive", "text, target_only, 2 rounds"
 CELLS = [
-  pytest.param(*METHODS[name], id=name, marks=() if name in REST else pytest.mark.full)
+  pytest.param(
+    *METHODS[name], id=name, marks=pytest.mark.slow if name in REST else pytest.mark.full
+  )
   for name in METHODS
 ]
 
@@ -92,7 +94,7 @@ CELLS = [
 @pytest.mark.parametrize(("drafter", "verifier", "params", "rounds"), CELLS)
 def test_the_law_is_the_targets(drafter, verifier, params, rounds):
   method = pair(table_model(V), drafter, verifier)
-  for seed, prompt, start in ((0, (2, 0), ()), (1, (3,), (1,)), (2, (0, 2), (0, 0))):
+  for seed, prompt, start in ((0, (2, 0), (1,)), (1, (3, 1), (0,)), (2, (0, 2), (2,))):
     cases = [(1.0, 0), (0.7, 3)] if verifier.name != "greedy" else [(0.0, 0)]
     lm = random_table(seed + 9, X)
     for temperature, top_k in cases:
@@ -102,6 +104,7 @@ def test_the_law_is_the_targets(drafter, verifier, params, rounds):
       assert total_variation(got, target_distribution(case)) < EXACT
 
 
+@pytest.mark.slow
 def test_a_fault_in_the_bridge_is_found():
   """A distribution that is not what was drawn from gives another law."""
   own = common_tokens(LM, V)
@@ -118,6 +121,7 @@ def test_a_fault_in_the_bridge_is_found():
   assert total_variation(got, target_distribution(case)) > 1e-3
 
 
+@pytest.mark.slow
 def test_what_it_reads_is_the_spelled_text():
   """Prompts, nodes of trees and accepted paths, beside the model alone over the same pieces."""
   config = Config(vocab_size=11, width=8, layers=1, heads=2, kv_heads=1, head_dim=4, mlp_width=8)
@@ -173,6 +177,7 @@ def fewest(text: str, words) -> list[str] | None:
   return min(whole, key=lambda x: (len(x), [len(w) for w in x]), default=None)
 
 
+@pytest.mark.slow
 def test_texts_are_split_into_the_fewest_tokens():
   words = ("a", "b", "ab", "ba", "aab", " ", "  ", "   ", " a", "    ")
   table = words_of(words, 4)
@@ -225,10 +230,11 @@ def other() -> Model:
   return Model(**(fields | changed))
 
 
-PROMPTS = ("Q: Ann has 3 apples and Bob has 12 pears. How many?\nA:", "Two\n    three", "12")
+PROMPTS = [f"Q: Ann has {i} apples" + "\n    and 12 pears." * (i % 3) for i in range(24)]
 
 
 @pytest.mark.slow
+@pytest.mark.full(but=["common_tokens"])
 @pytest.mark.parametrize("more", ["common_tokens", "by_text"])
 def test_texts_are_those_of_plain_decoding(more, monkeypatch):
   model = cut()
@@ -239,14 +245,15 @@ def test_texts_are_those_of_plain_decoding(more, monkeypatch):
     ids = [model.encode(x) for x in PROMPTS]
     decoder = Decoder(model, f"draft_model-4[other]/{more}", **options)
     assert decoder.name == f"draft_model-4[other]/{more}"
-    for got, want in zip(decoder(ids, 12), plain(ids, 12), strict=True):
-      assert got.tokens == want.tokens
+    found = decoder(ids, 8)
+    assert [x.tokens for x in found] == [x.tokens for x in plain(ids, 8)]
+    assert temperature or sum(x.passes for x in found) < 24 * 8  # it guesses something
 
 
 def test_a_bridge_is_chosen_where_one_is_needed(monkeypatch, capsys):
   model = cut()
   monkeypatch.setattr(drafters, "load", lambda name, *rest, **named: other())
-  name, drafter, weights = build_drafter(model, "draft_model-4[other]")
+  name, drafter, _ = build_drafter(model, "draft_model-4[other]")
   said = capsys.readouterr().err
   assert name == "draft_model-4[other]/common_tokens" and drafter.proposal == "chain"
   assert "other has another vocabulary than gsm8k-7m: it drafts the tokens that both have" in said
