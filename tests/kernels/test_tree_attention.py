@@ -18,7 +18,7 @@ from attention_cases import (
   seen_by,
   truth,
   windowed,
-)  # fmt: skip
+)
 
 from specjax.kernels.tree_attention import (
   api,
