@@ -62,7 +62,10 @@ inline Vector capped(Vector x, float cap) {
 inline void turn(const float* x, int64_t step, int64_t count, float* y, int64_t y_step) {
   Vector v[kLanes];
 #pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) v[i] = i < count ? load(x + i * step) : Vector{};
+  for (int i = 0; i < kLanes; ++i) {
+    __builtin_prefetch(x + (i + kKeys) * step, 0, 2);  // of the next block
+    v[i] = i < count ? load(x + i * step) : Vector{};
+  }
   turn_runs<kLanes / 2>(v);
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) std::memcpy(y + i * y_step, v + i, sizeof(Vector));
@@ -177,8 +180,8 @@ struct Attention {
       for (int64_t k = of.begin; k < of.count; k += kKeys) {
         const int64_t some = std::min<int64_t>(kKeys, of.count - k);
         const int64_t width = ceil_div(some, kLanes) * kLanes;
-        for (int64_t c = 0; c < C; c += kLanes)
-          for (int64_t i = 0; i < some; i += kLanes)
+        for (int64_t i = 0; i < some; i += kLanes)
+          for (int64_t c = 0; c < C; c += kLanes)
             turn(of.keys + (k + i) * C + c, C, some - i, turned.data() + c * kKeys + i, kKeys);
         std::fill_n(scores, tall * kKeys, 0);
         add_all(tall, rows, {turned.data(), kKeys}, C, width, {scores, kKeys});
