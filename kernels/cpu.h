@@ -47,6 +47,41 @@ inline Vector load_some(const float* at, int64_t count) {
   return v;
 }
 
+// Each run of 2 N lanes of any kind with its halves exchanged.
+template <int N, typename V, int... I>
+inline V exchanged(V v, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(v, v, (I ^ N)...);
+}
+
+// All lanes joined by `both`.
+template <typename V, typename Both>
+inline auto over_lanes(V v, Both both) {
+  constexpr auto lanes = std::make_integer_sequence<int, sizeof v / 4>();
+  if constexpr (sizeof v >= 64) v = both(v, exchanged<8>(v, lanes));
+  if constexpr (sizeof v >= 32) v = both(v, exchanged<4>(v, lanes));
+  v = both(v, exchanged<2>(v, lanes));
+  return both(v, exchanged<1>(v, lanes))[0];
+}
+
+// Lanes of two vectors, run after run of N: those of a and b that are even, or odd.
+template <int N, int Odd, int... I>
+inline Vector runs(Vector a, Vector b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, (I / N % 2 ? kLanes + (I & ~N) + N * Odd : I + N * Odd)...);
+}
+
+// kLanes vectors turned around: lane j of the i-th is lane i of the j-th after it.
+template <int N>
+inline void turn_runs(Vector* v) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i)
+    if ((i & N) == 0) {
+      constexpr auto all = std::make_integer_sequence<int, kLanes>();
+      const Vector a = v[i], b = v[i + N];
+      v[i] = runs<N, 0>(a, b, all), v[i + N] = runs<N, 1>(a, b, all);
+    }
+  if constexpr (N > 1) turn_runs<N / 2>(v);
+}
+
 // a and b hold S sums each, in equal runs of lanes; the result holds those of a, then those of b, in
 // runs of half the length.
 template <int S, int... I>

@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "../cpu.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__ARM_FEATURE_DOTPROD)
@@ -260,26 +262,6 @@ struct Matrix {
   bool shifted;
 };
 
-// Each run of 2 N lanes with its halves exchanged.
-template <int N, int... I>
-inline Ints turned(Ints v, std::integer_sequence<int, I...>) {
-  return __builtin_shufflevector(v, v, (I ^ N)...);
-}
-
-template <int N>
-inline Ints turned(Ints v) {
-  return turned<N>(v, std::make_integer_sequence<int, kLanes>());
-}
-
-// All lanes joined by `both`.
-template <typename Both>
-inline int32_t over_lanes(Ints v, Both both) {
-  if constexpr (kLanes >= 16) v = both(v, turned<8>(v));
-  if constexpr (kLanes >= 8) v = both(v, turned<4>(v));
-  v = both(v, turned<2>(v));
-  return both(v, turned<1>(v))[0];
-}
-
 // The groups of rows x f32[R, K]: each 32 numbers as 127 steps of the largest of them.
 struct Rows {
   const float* x;
@@ -305,7 +287,7 @@ struct Rows {
       const Ints bits = (Ints)v[i] & 0x7fffffff;
       most = bits > most ? bits : most;
     }
-    const int32_t largest = over_lanes(most, [](Ints a, Ints b) { return a > b ? a : b; });
+    const int32_t largest = cpu::over_lanes(most, [](Ints a, Ints b) { return a > b ? a : b; });
     float step;
     std::memcpy(&step, &largest, sizeof step);
     step *= 1 / 127.f;
@@ -323,7 +305,7 @@ struct Rows {
       sums[i / kHalf] += numbers[i];
     }
     auto plus = [](Ints a, Ints b) { return a + b; };
-    const int32_t second = over_lanes(sums[1], plus), all = over_lanes(sums[0] + sums[1], plus);
+    const int32_t second = cpu::over_lanes(sums[1], plus), all = cpu::over_lanes(sums[0] + sums[1], plus);
     own.sum = own.scale * static_cast<float>(all);
     own.start[0] = -zero * (halves ? all - second : all);
     own.start[1] = -zero * second;

@@ -32,15 +32,13 @@ class Served:
   passed_over: tuple[tuple[Implementation, str], ...] = dataclasses.field(metadata={"static": True})
 
 
-def _cpu_refusal(q: Array, k_cache: Cached, prefix: Array, plain: bool) -> str | None:
+def _cpu_refusal(q: Array, k_cache: Cached, prefix: Array) -> str | None:
   if platform() != "cpu":
     return f"the platform is {platform()}, not cpu"
   if jax.device_count() > 1:
     return f"there are {jax.device_count()} devices, not 1"
   if isinstance(k_cache, Quantised) or prefix.dtype == bool:
     return "it reads the first rows of a cache that is not quantised"
-  if not plain:
-    return "it has no windows, caps and sinks"
   if not q.dtype == k_cache.dtype == jnp.float32:
     return f"nodes are {q.dtype} and the cache {k_cache.dtype}, not both float32"
   if q.shape[-1] % cpu.LANES:
@@ -87,12 +85,11 @@ def refusals(
   prefix: Array,
   start: Array | None = None,
   sinks: Array | None = None,
-  cap: float | None = None,
 ) -> dict[Implementation, str | None]:
   """For each kernel why it cannot serve such a call here, or None; see `tree_attention`."""
   columns = (start is not None) + (sinks is not None)
   return {
-    "cpu": _cpu_refusal(q, k_cache, prefix, plain=columns == 0 and cap is None),
+    "cpu": _cpu_refusal(q, k_cache, prefix),
     "pallas_tpu": _tpu_refusal(q, k_cache, columns),
     "pallas_gpu": _gpu_refusal(q, k_cache, prefix),
   }
@@ -104,14 +101,13 @@ def default_implementation(
   prefix: Array,
   start: Array | None = None,
   sinks: Array | None = None,
-  cap: float | None = None,
 ) -> Implementation:
   """The kernel of the platform where it serves, that of GPUs where its tiles are full, else XLA.
 
   On an H100 a single node over few cached rows takes the GPU kernel half as long again as XLA, and
   64 nodes take it a quarter to all of XLA's time (`docs/kernels.md`).
   """
-  reasons = refusals(q, k_cache, prefix, start, sinks, cap)
+  reasons = refusals(q, k_cache, prefix, start, sinks)
   for name in ("cpu", "pallas_tpu"):
     if reasons[name] is None:
       return name
@@ -129,7 +125,6 @@ def reads_blocks(
   prefix: Array,
   start: Array | None = None,
   sinks: Array | None = None,
-  cap: float | None = None,
 ) -> bool:
   """Whether a cache [B, K, S, C] is better read in blocks than by one product.
 
@@ -140,7 +135,7 @@ def reads_blocks(
   either.
   """
   K, S = jax.tree.leaves(k_cache)[0].shape[1:3]
-  by = default_implementation(q, k_cache, prefix, start, sinks, cap)
+  by = default_implementation(q, k_cache, prefix, start, sinks)
   if platform() == "gpu" and by != "pallas_gpu":
     return False
   return by == "cpu" or (K > 1 and S > 512)
@@ -227,10 +222,10 @@ def tree_attention(
   _check(*arguments)
   if implementation is not None:
     checks.choice("implementation", implementation, get_args(Implementation))
-  reasons = refusals(q, k_cache, prefix, start, sinks, cap)
+  reasons = refusals(q, k_cache, prefix, start, sinks)
   passed_over: tuple[tuple[Implementation, str], ...] = ()
   if implementation is None:
-    implementation = default_implementation(q, k_cache, prefix, start, sinks, cap)
+    implementation = default_implementation(q, k_cache, prefix, start, sinks)
     unasked = f"{_rows(q, k_cache)} rows share a head's keys, fewer than {FULL}"
     passed_over = tuple((k, v or unasked) for k, v in reasons.items() if k != implementation)
   elif reason := reasons.get(implementation):
@@ -243,7 +238,7 @@ def tree_attention(
     seen: dict[str, Any] = {"start": start, "cap": cap, "sinks": sinks}
     size = block or config.block(implementation, shape)
     if implementation == "cpu":
-      return cpu.tree_attention(q, k_cache, v_cache, prefix, *tree)
+      return cpu.tree_attention(q, k_cache, v_cache, prefix, *tree, cap, start, sinks)
     if implementation == "pallas_tpu":
       return pallas_tpu.tree_attention(q, k_cache, v_cache, prefix, *tree, block=size, **seen)
     if implementation == "pallas_gpu":

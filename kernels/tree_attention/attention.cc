@@ -1,8 +1,9 @@
 // Attention over the rows of a cache that hold a text, and over fresh rows, on CPUs.
 //
 // The cache is cut into spans, and a row's softmax is carried through the blocks of a span; then the
-// spans of a row are joined. Keys and values are read once for up to kTall rows. What a row sees,
-// and its number of spans, decide every bit of its result: not the rows beside it, nor the threads.
+// spans of a row are joined. Keys and values are read once for up to kTall rows; keys are turned
+// around first, so that a vector holds scores of several keys and no lanes are added up. What a row
+// sees decides every bit of its result: not the rows beside it, nor the threads.
 //
 // Letters: those of `reference`; R = N H / K rows share a head's keys, row r is one of node r % N.
 
@@ -22,8 +23,8 @@ using namespace cpu;
 
 constexpr int kKeys = 64;        // of a block, whose keys, values and scores stay in the first cache
 constexpr int kSpan = 8 * kKeys;  // cached rows of a span
-constexpr int kTall = 24;        // rows at a time
-constexpr int kTile = kSums / 4;  // rows of a tile, of four keys or four vectors of values
+constexpr int kTall = 48;        // rows at a time
+constexpr int kTile = kSums / 4;  // rows of a tile of four vectors
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
@@ -48,48 +49,98 @@ inline Vector exponential(Vector x) {
 
 inline float exponential(float x) { return exponential(Vector{} + x)[0]; }
 
-// The rows of y [rows, size] plus p [rows, keys] times v [keys, size], for `Vectors` of size.
-template <int Rows, int Vectors>
-inline void mix(const float* p, const float* v, int64_t keys, int64_t width, float* y) {
-  Vector sum[Rows * Vectors];
+// c tanh(x / c): near 0 by the continued fraction of tanh, which is exact to 1e-9 there.
+inline Vector capped(Vector x, float cap) {
+  const Vector y = x * (1 / cap);
+  const Vector size = y < 0 ? -y : y, square = y * y;
+  const Vector near = y * (945 + square * (105 + square)) / (945 + square * (420 + 15 * square));
+  const Vector rest = exponential(-2 * size), far = (1 - rest) / (1 + rest);
+  return cap * (size < .625f ? near : y < 0 ? -far : far);
+}
+
+// Columns 0 to kLanes of `count` rows, up to kLanes, turned around: y [kLanes, .., kLanes].
+inline void turn(const float* x, int64_t step, int64_t count, float* y, int64_t y_step) {
+  Vector v[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    __builtin_prefetch(x + (i + kKeys) * step, 0, 2);  // of the next block
+    v[i] = i < count ? load(x + i * step) : Vector{};
+  }
+  turn_runs<kLanes / 2>(v);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) std::memcpy(y + i * y_step, v + i, sizeof(Vector));
+}
+
+// A matrix, row by row.
+template <typename T>
+struct Rows {
+  T* at;
+  int64_t step;
+
+  Rows from(int64_t row, int64_t column) const { return {at + row * step + column, step}; }
+};
+
+// Adds x [Rows, count] w [count, kLanes Vectors] to y.
+template <int Tall, int Vectors>
+inline void add(Rows<const float> x, Rows<const float> w, int64_t count, Rows<float> y) {
+  Vector sum[Tall * Vectors];
 #pragma GCC unroll 6
-  for (int r = 0; r < Rows; ++r)
+  for (int r = 0; r < Tall; ++r)
 #pragma GCC unroll 4
-    for (int i = 0; i < Vectors; ++i) sum[r * Vectors + i] = load(y + r * width + i * kLanes);
-  for (int64_t k = 0; k < keys; ++k, v += width) {
-    Vector value[Vectors];
+    for (int i = 0; i < Vectors; ++i) sum[r * Vectors + i] = load(y.from(r, i * kLanes).at);
+  for (int64_t k = 0; k < count; ++k) {
+    Vector row[Vectors];
 #pragma GCC unroll 4
-    for (int i = 0; i < Vectors; ++i) value[i] = load(v + i * kLanes);
+    for (int i = 0; i < Vectors; ++i) row[i] = load(w.from(k, i * kLanes).at);
 #pragma GCC unroll 6
-    for (int r = 0; r < Rows; ++r) {
-      const Vector weight = Vector{} + p[r * kKeys + k];
+    for (int r = 0; r < Tall; ++r) {
+      const Vector one = Vector{} + *x.from(r, k).at;
 #pragma GCC unroll 4
-      for (int i = 0; i < Vectors; ++i) sum[r * Vectors + i] += weight * value[i];
+      for (int i = 0; i < Vectors; ++i) sum[r * Vectors + i] += one * row[i];
     }
   }
 #pragma GCC unroll 6
-  for (int r = 0; r < Rows; ++r)
+  for (int r = 0; r < Tall; ++r)
 #pragma GCC unroll 4
     for (int i = 0; i < Vectors; ++i)
-      std::memcpy(y + r * width + i * kLanes, &sum[r * Vectors + i], sizeof(Vector));
+      std::memcpy(y.from(r, i * kLanes).at, &sum[r * Vectors + i], sizeof(Vector));
 }
 
-// `mix` for a number of rows up to `Rows`, and any multiple of kLanes columns.
-template <int Rows>
-inline void mix_rows(int64_t rows, const float* p, const float* v, int64_t keys, int64_t width,
-                     float* y) {
-  if constexpr (Rows > 1) {
-    if (rows < Rows) return mix_rows<Rows - 1>(rows, p, v, keys, width, y);
+// `add` for a number of rows up to Tall, and `width` columns, a multiple of kLanes.
+template <int Tall>
+inline void add_some(int64_t rows, Rows<const float> x, Rows<const float> w, int64_t count,
+                     int64_t width, Rows<float> y) {
+  if constexpr (Tall > 1) {
+    if (rows < Tall) return add_some<Tall - 1>(rows, x, w, count, width, y);
   }
   int64_t c = 0;
-  for (; c + 4 * kLanes <= width; c += 4 * kLanes) mix<Rows, 4>(p, v + c, keys, width, y + c);
-  for (; c < width; c += kLanes) mix<Rows, 1>(p, v + c, keys, width, y + c);
+  for (; c + 4 * kLanes <= width; c += 4 * kLanes)
+    add<Tall, 4>(x, w.from(0, c), count, y.from(0, c));
+  for (; c < width; c += kLanes) add<Tall, 1>(x, w.from(0, c), count, y.from(0, c));
 }
+
+inline void add_all(int64_t rows, Rows<const float> x, Rows<const float> w, int64_t count,
+                    int64_t width, Rows<float> y) {
+  for (int64_t r = 0; r < rows; r += kTile)
+    add_some<kTile>(std::min<int64_t>(kTile, rows - r), x.from(r, 0), w, count, width, y.from(r, 0));
+}
+
+// Keys and values, of which a node sees those that its row of `mask` names, from `start` on.
+struct Span {
+  const float *keys, *values;
+  int64_t begin, count;  // of those that any node sees
+  const bool* mask;      // bool[N, count], or null
+  const int32_t* start;  // i32[N], or null
+  int64_t first;         // number of the first row
+};
 
 struct Attention {
   const float *q, *k_cache, *v_cache, *k_tree, *v_tree;  // q is scaled
   const int32_t* length;
   const bool* mask;
+  const int32_t* begin;  // [B, N], or null
+  const float* sinks;    // [H], or null
+  float cap;             // or 0
   float* parts;  // of each head, span and row: a sum of values, the largest score, a sum of weights
   float *out, *top, *total;
   int64_t K, R, N, C, S, M, spans;  // `spans` are those of the longest text, and the fresh rows
@@ -102,85 +153,80 @@ struct Attention {
   void run(int64_t start, int64_t stop) const {
     for (int64_t i = start; i < stop; ++i) {
       const int64_t head = i / spans, span = i % spans, b = head / K;
-      const float* rows = q + head * R * C;
       if (span == spans - 1) {
-        attend(rows, k_tree + head * M * C, v_tree + head * M * C, M, mask + b * N * M, i);
-      } else {
-        const int64_t first = span * kSpan, at = (head * S + first) * C;
-        const int64_t count = std::clamp<int64_t>(length[b] - first, 0, kSpan);
-        attend(rows, k_cache + at, v_cache + at, count, nullptr, i);
+        attend(head, span, {k_tree + head * M * C, v_tree + head * M * C, 0, M, mask + b * N * M});
+        continue;
       }
+      const int64_t first = span * kSpan, at = (head * S + first) * C;
+      const int32_t* own = begin == nullptr ? nullptr : begin + b * N;
+      const int64_t least = own == nullptr ? 0 : *std::min_element(own, own + N) - first;
+      attend(head, span, {.keys = k_cache + at, .values = v_cache + at,
+                          .begin = std::max<int64_t>(least, 0) / kKeys * kKeys,
+                          .count = std::clamp<int64_t>(length[b] - first, 0, kSpan),
+                          .start = own, .first = first});
     }
   }
 
-  // A span of a head, whose number is `unit`; `seen` is null where all rows see all keys.
-  void attend(const float* rows, const float* keys, const float* values, int64_t count,
-              const bool* seen, int64_t unit) const {
-    static thread_local std::vector<float> sums;
+  void attend(int64_t head, int64_t span, const Span& of) const {
+    static thread_local std::vector<float> sums, turned;
     alignas(64) float scores[kTall * kKeys];
+    turned.resize(kKeys * C);
     for (int64_t r = 0; r < R; r += kTall) {
       const int64_t tall = std::min<int64_t>(kTall, R - r);
+      const Rows<const float> rows{q + (head * R + r) * C, C};
       sums.assign(tall * C, 0);
       float tops[kTall], totals[kTall] = {};
       std::fill_n(tops, kTall, kNone);
-      for (int64_t k = 0; k < count; k += kKeys) {
-        const int64_t some = std::min<int64_t>(kKeys, count - k);
-        score(rows + r * C, tall, keys + k * C, some, scores);
-        if (seen != nullptr) hide(seen, r, tall, k, some, scores);
-        for (int64_t i = 0; i < tall; ++i)
-          weigh(scores + i * kKeys, sums.data() + i * C, tops[i], totals[i]);
-        for (int64_t i = 0; i < tall; i += kTile)
-          mix_rows<kTile>(std::min<int64_t>(kTile, tall - i), scores + i * kKeys, values + k * C,
-                          some, C, sums.data() + i * C);
+      for (int64_t k = of.begin; k < of.count; k += kKeys) {
+        const int64_t some = std::min<int64_t>(kKeys, of.count - k);
+        const int64_t width = ceil_div(some, kLanes) * kLanes;
+        for (int64_t i = 0; i < some; i += kLanes)
+          for (int64_t c = 0; c < C; c += kLanes)
+            turn(of.keys + (k + i) * C + c, C, some - i, turned.data() + c * kKeys + i, kKeys);
+        std::fill_n(scores, tall * kKeys, 0);
+        add_all(tall, rows, {turned.data(), kKeys}, C, width, {scores, kKeys});
+        if (cap > 0)
+          for (int64_t i = 0; i < tall * kKeys; i += kLanes) {
+            const Vector score = capped(load(scores + i), cap);
+            std::memcpy(scores + i, &score, sizeof score);
+          }
+        for (int64_t i = 0; i < tall; ++i) {
+          float* own = scores + i * kKeys;
+          hide(of, (r + i) % N, k, some, own);
+          std::fill(own + some, own + width, kNone);
+          weigh(own, width, sums.data() + i * C, tops[i], totals[i]);
+        }
+        add_all(tall, {scores, kKeys}, {of.values + k * C, C}, some, C, {sums.data(), C});
       }
       for (int64_t i = 0; i < tall; ++i) {
-        float* at = parts + (unit * R + r + i) * (C + 2);
+        float* at = part(head, span, r + i);
         std::copy_n(sums.data() + i * C, C, at);
         at[C] = tops[i], at[C + 1] = totals[i];
       }
     }
   }
 
-  // Scores [tall, kKeys]; those of keys that are not there are -inf.
-  void score(const float* x, int64_t tall, const float* keys, int64_t some, float* y) const {
-    Tile t{.x_step = C, .w_step = C, .size = C, .next = nullptr, .first = true, .y_step = kKeys};
-    for (int64_t i = 0; i < tall; i += kTile) {
-      t.x = x + i * C;
-      const int64_t few = std::min<int64_t>(kTile, tall - i);
-      int64_t k = 0;
-      for (; k + 4 <= some; k += 4) {
-        t.w = keys + k * C, t.y = y + i * kKeys + k;
-        run_rows<kTile, 4>(few, t);
-      }
-      for (; k < some; ++k) {
-        t.w = keys + k * C, t.y = y + i * kKeys + k;
-        run_rows<kTile, 1>(few, t);
-      }
-      for (int64_t j = i; j < i + few; ++j)
-        std::fill(y + j * kKeys + some, y + (j + 1) * kKeys, kNone);
-    }
-  }
-
-  void hide(const bool* seen, int64_t r, int64_t tall, int64_t k, int64_t some, float* y) const {
-    for (int64_t i = 0; i < tall; ++i) {
-      const bool* own = seen + (r + i) % N * M + k;
-      for (int64_t j = 0; j < some; ++j)
-        if (!own[j]) y[i * kKeys + j] = kNone;
-    }
+  // What a node does not see of `some` keys from `k` on.
+  static void hide(const Span& of, int64_t node, int64_t k, int64_t some, float* scores) {
+    if (of.start != nullptr)
+      std::fill_n(scores, std::clamp<int64_t>(of.start[node] - of.first - k, 0, some), kNone);
+    if (of.mask == nullptr) return;
+    const bool* own = of.mask + node * of.count + k;
+    for (int64_t j = 0; j < some; ++j)
+      if (!own[j]) scores[j] = kNone;
   }
 
   // Scores of a row to weights, and what it has summed so far to their scale.
-  void weigh(float* scores, float* sums, float& top, float& total) const {
-    Vector most = load(scores);
-    for (int k = kLanes; k < kKeys; k += kLanes) {
+  void weigh(float* scores, int64_t width, float* sums, float& top, float& total) const {
+    Vector most = Vector{} + top;
+    for (int64_t k = 0; k < width; k += kLanes) {
       const Vector more = load(scores + k);
       most = most < more ? more : most;
     }
-    float best = top;
-    for (int i = 0; i < kLanes; ++i) best = best < most[i] ? most[i] : best;
+    const float best = over_lanes(most, [](Vector a, Vector b) { return a < b ? b : a; });
     const float base = best == kNone ? 0 : best;
     Vector sum = {};
-    for (int k = 0; k < kKeys; k += kLanes) {
+    for (int64_t k = 0; k < width; k += kLanes) {
       const Vector weight = exponential(load(scores + k) - base);
       std::memcpy(scores + k, &weight, sizeof weight);
       sum += weight;
@@ -190,9 +236,7 @@ struct Attention {
       for (int64_t c = 0; c < C; ++c) sums[c] *= old;
       total *= old, top = best;
     }
-    for (int half = kLanes / 2; half > 0; half /= 2)
-      for (int i = 0; i < half; ++i) sum[i] += sum[i + half];
-    total += sum[0];
+    total += over_lanes(sum, [](Vector a, Vector b) { return a + b; });
   }
 };
 
@@ -203,10 +247,13 @@ struct Joined {
   void run(int64_t start, int64_t stop) const {
     for (int64_t i = start; i < stop; ++i) {
       const int64_t head = i / of.R, row = i % of.R;
-      float top = kNone, total = 0, *y = of.out + i * of.C;
+      const int64_t own = head % of.K * (of.R / of.N) + row / of.N;  // the query's head
+      const float sink = of.sinks == nullptr ? kNone : of.sinks[own];
+      float top = sink, total = 0, *y = of.out + i * of.C;
       for (int64_t s = 0; s < of.spans; ++s) top = std::max(top, of.part(head, s, row)[of.C]);
       std::fill_n(y, of.C, 0);
       const float base = top == kNone ? 0 : top;
+      if (of.sinks != nullptr) total = exponential(sink - base);
       for (int64_t s = 0; s < of.spans; ++s) {
         const float* part = of.part(head, s, row);
         const float weight = exponential(part[of.C] - base);
@@ -224,6 +271,7 @@ ffi::Error tree_attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q,
                           ffi::Buffer<ffi::F32> k_cache, ffi::Buffer<ffi::F32> v_cache,
                           ffi::Buffer<ffi::S32> length, ffi::Buffer<ffi::F32> k_tree,
                           ffi::Buffer<ffi::F32> v_tree, ffi::Buffer<ffi::PRED> mask,
+                          ffi::Buffer<ffi::S32> begin, ffi::Buffer<ffi::F32> sinks, float cap,
                           ffi::ResultBuffer<ffi::F32> out, ffi::ResultBuffer<ffi::F32> top,
                           ffi::ResultBuffer<ffi::F32> total) {
   const auto rows = q.dimensions();
@@ -237,10 +285,29 @@ ffi::Error tree_attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q,
   const int64_t spans = ceil_div(longest, kSpan) + 1;
   static thread_local std::vector<float> parts;
   parts.resize(B * K * spans * R * (C + 2));
-  const Attention work{q.typed_data(), k_cache.typed_data(), v_cache.typed_data(),
-                       k_tree.typed_data(), v_tree.typed_data(), length.typed_data(),
-                       mask.typed_data(), parts.data(), out->typed_data(), top->typed_data(),
-                       total->typed_data(), K, R, mask.dimensions()[1], C, S, M, spans};
+  const Attention work{
+      .q = q.typed_data(),
+      .k_cache = k_cache.typed_data(),
+      .v_cache = v_cache.typed_data(),
+      .k_tree = k_tree.typed_data(),
+      .v_tree = v_tree.typed_data(),
+      .length = length.typed_data(),
+      .mask = mask.typed_data(),
+      .begin = begin.element_count() ? begin.typed_data() : nullptr,
+      .sinks = sinks.element_count() ? sinks.typed_data() : nullptr,
+      .cap = cap,
+      .parts = parts.data(),
+      .out = out->typed_data(),
+      .top = top->typed_data(),
+      .total = total->typed_data(),
+      .K = K,
+      .R = R,
+      .N = mask.dimensions()[1],
+      .C = C,
+      .S = S,
+      .M = M,
+      .spans = spans,
+  };
   const int64_t each = ceil_div(R, 8);  // a few rows hide behind the reading
   share_out<1>(pool, B * K * spans, 2 * seen * K * C * each, work);
   share_out<1>(pool, B * K * R, B * K * R * spans * C, Joined{work});
@@ -259,6 +326,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TreeAttention, tree_attention,
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::PRED>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Attr<float>("cap")
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>());

@@ -7,6 +7,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from specjax.kernels import compiled
@@ -16,7 +17,7 @@ from specjax.kernels.tree_attention.reference import Result
 LANES = 16  # a head's width is a multiple of it
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(7,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(7, 8))
 def tree_attention(
   q: Array,
   k_cache: Array,
@@ -26,6 +27,9 @@ def tree_attention(
   v_tree: Array,
   tree_mask: Array,
   scale: float,
+  cap: float | None = None,
+  start: Array | None = None,
+  sinks: Array | None = None,
 ) -> Result:
   """See `reference`; what is seen of the cache are its first rows, length i32[B]. All is float32.
 
@@ -37,22 +41,30 @@ def tree_attention(
   of_rows = jax.ShapeDtypeStruct(rows.shape[:-1], jnp.float32)
   shapes = jax.ShapeDtypeStruct(rows.shape, jnp.float32), of_rows, of_rows
   call = jax.ffi.ffi_call(compiled.ATTENTION, shapes, vmap_method="sequential")
-  out, top, total = call(rows, k_cache, v_cache, length, k_tree, v_tree, tree_mask)
+  begin = jnp.zeros((B, 0), jnp.int32) if start is None else start
+  sunk = jnp.zeros(0) if sinks is None else sinks.astype(jnp.float32)
+  tree = k_tree, v_tree, tree_mask
+  out, top, total = call(
+    rows, k_cache, v_cache, length, *tree, begin, sunk, cap=np.float32(cap or 0)
+  )
   return Result(out.reshape(B, H, N, C), top.reshape(B, H, N), total.reshape(B, H, N))
 
 
 @tree_attention.defjvp
-def _derivative(scale: float, primals: tuple[Array, ...], tangents: tuple[Array, ...]):
+def _derivative(scale: float, cap: float | None, primals: tuple, tangents: tuple):
   """XLA's, of its own product."""
-  length, S = primals[3], primals[1].shape[2]
-  visible = jnp.arange(S, dtype=jnp.int32)[None] < length[:, None]
-  fixed = (3, 6)  # what is seen has no derivative
+  q, k_cache, v_cache, length, k_tree, v_tree, tree_mask, start, sinks = primals
+  visible = jnp.arange(k_cache.shape[2], dtype=jnp.int32)[None] < length[:, None]
+  fixed = (3, 6, 7)  # what is seen has no derivative
 
   def by_xla(*moving: Array) -> Result:
-    q, k_cache, v_cache, k_tree, v_tree = moving
-    tree = k_tree, v_tree, primals[6], scale
-    return xla.tree_attention(q, k_cache, v_cache, visible, *tree, block=128)
+    q, k_cache, v_cache, k_tree, v_tree, sinks = moving
+    tree = k_tree, v_tree, tree_mask, scale
+    seen = {"start": start, "cap": cap, "sinks": sinks}
+    return xla.tree_attention(q, k_cache, v_cache, visible, *tree, block=128, **seen)
 
   moving = [x for i, x in enumerate(primals) if i not in fixed]
   own = [x for i, x in enumerate(tangents) if i not in fixed]
-  return tree_attention(*primals, scale), jax.jvp(by_xla, moving, own)[1]
+  tree = k_tree, v_tree, tree_mask
+  result = tree_attention(q, k_cache, v_cache, length, *tree, scale, cap, start, sinks)
+  return result, jax.jvp(by_xla, moving, own)[1]

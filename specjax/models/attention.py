@@ -64,7 +64,7 @@ def attend(
   shared = prefix is not None and prefix[0].ndim == 4 and prefix[2].ndim < 3
   start = prefix[3] if prefix is not None and len(prefix) > 3 else None
   shared = shared and not with_values
-  if prefix is not None and shared and reads_blocks(q, prefix[0], prefix[2], start, sinks, cap):
+  if prefix is not None and shared and reads_blocks(q, prefix[0], prefix[2], start, sinks):
     out = tree_attention(q, *prefix[:3], k, v, mask, start=start, cap=cap, sinks=sinks)
     return out.swapaxes(1, 2).reshape(B, N, H * C)
   q = (q * C**-0.5).reshape(B, K, -1, C)  # the group's heads and the nodes are rows of one matmul

@@ -53,6 +53,23 @@ def windowed(seed, arguments, window):
   return (lengths[:, None] + depth - window + 1).astype(np.int32)
 
 
+def seen_by(arguments, window=None, cap=None, sinks=False):
+  """What else of a call there is: `start`, `cap` and `sinks`."""
+  heads = arguments[0].shape[1]
+  return {
+    "start": None if window is None else windowed(0, arguments, window),
+    "cap": cap,
+    "sinks": np.random.default_rng(0).normal(size=heads).astype(np.float32) if sinks else None,
+  }
+
+
+KINDS = {  # windows end in a block, at its end, or before every cached row of some nodes
+  "window 100": {"window": 100}, "window 129": {"window": 129}, "window 3": {"window": 3},
+  "cap": {"cap": 2.0}, "sinks": {"sinks": True},
+  "all": {"window": 140, "cap": 2.0, "sinks": True},
+}  # fmt: skip
+
+
 def truth(
   q, k_cache, v_cache, prefix, k_tree, v_tree, mask, *, start=None, cap=None, sinks=None
 ):  # fmt: skip
@@ -98,8 +115,9 @@ def run(name, arguments, block=BLOCK, interpret=True, **seen):
     options |= {"block": block, "interpret": interpret}
     f = pallas_tpu.tree_attention
   elif name == "cpu":
-    arguments = (*arguments, options["scale"])
-    return jax.block_until_ready(jax.jit(cpu.tree_attention, static_argnums=7)(*arguments))
+    last = options["scale"], seen.get("cap"), seen.get("start"), seen.get("sinks")
+    f = jax.jit(cpu.tree_attention, static_argnums=(7, 8))
+    return jax.block_until_ready(f(*arguments, *last))
   else:
     f = reference.tree_attention
     if name == "xla":

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import SHAPES, assert_close, case, run, truth
+from attention_cases import KINDS, SHAPES, assert_close, case, run, seen_by, truth, windowed
 
 from specjax.kernels import compiled
 from specjax.kernels.tree_attention import api, quantise, tree_attention, xla
@@ -25,6 +25,30 @@ def test_values(shape):
   assert_close(run("cpu", arguments), truth(*arguments), 2e-6)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_windows_caps_and_sinks(kind):
+  arguments = case(7, 3, 2, 2, 6, 1300, 64, (0, 384, 1290))
+  seen = seen_by(arguments, **KINDS[kind])
+  found = run("cpu", arguments, **seen)
+  assert_close(found, truth(*arguments, **seen), 2e-6)
+  assert_close(found, run("xla", arguments, **seen), 2e-6)
+
+
+def test_scores_of_any_size_are_capped():
+  arguments = case(10, 1, 1, 1, 4, 600, 16, (600,))
+  for size in (1e-4, 0.3, 1, 30):
+    own = arguments[0] * np.float32(size), *arguments[1:]
+    assert_close(run("cpu", own, cap=0.7), truth(*own, cap=0.7), 1e-6)
+
+
+def test_what_lies_before_a_window_is_not_read():
+  q, k, v, *rest = case(9, 2, 1, 2, 5, 1300, 64, (1290, 600))
+  seen = {"start": windowed(0, (q, k, v, *rest), 100)}
+  wanted = truth(q, k, v, *rest, **seen)
+  k[0, :, :1152], v[0, :, :1152], k[1, :, :448], v[1, :, :448] = np.nan, np.inf, np.nan, np.inf
+  assert_close(run("cpu", (q, k, v, *rest), **seen), wanted, 2e-6)
+
+
 def test_a_node_that_sees_nothing_and_one_that_is_not_finite():
   arguments = case(1, 1, 2, 2, 5, 700, 64, (0,))
   q, mask = arguments[0], arguments[-1]
@@ -36,28 +60,41 @@ def test_a_node_that_sees_nothing_and_one_that_is_not_finite():
   assert np.isfinite(out[0, :, [0, 2, 4]]).all()
 
 
-def test_the_bits_of_a_node_depend_on_what_it_sees_alone():
-  q, k, v, lengths, k_tree, v_tree, mask = case(2, *LONG)
-  whole = np.asarray(run("cpu", (q, k, v, lengths, k_tree, v_tree, mask)).out)
+@pytest.mark.parametrize("kind", [None, "window 100", "all"])
+def test_the_bits_of_a_node_depend_on_what_it_sees_alone(kind):
+  q, k, v, lengths, k_tree, v_tree, mask = arguments = case(2, *LONG)
+  seen = seen_by(arguments, **KINDS[kind]) if kind else seen_by(arguments)
+  start = seen.pop("start")
+
+  def out(*own, start):
+    return np.asarray(run("cpu", own, start=start, **seen).out)
+
+  whole = out(*arguments, start=start)
   for b in range(2):  # a text alone
-    own = [x[b : b + 1] for x in (q, k, v, lengths, k_tree, v_tree, mask)]
-    np.testing.assert_array_equal(np.asarray(run("cpu", own).out)[0], whole[b])
+    own = [x[b : b + 1] for x in arguments]
+    alone = out(*own, start=None if start is None else start[b : b + 1])
+    np.testing.assert_array_equal(alone[0], whole[b])
   for n in (0, 3, 6):  # a node alone, whose columns of the mask stay
     own = q[:, :, n : n + 1], k, v, lengths, k_tree, v_tree, mask[:, n : n + 1]
-    np.testing.assert_array_equal(np.asarray(run("cpu", own).out)[:, :, 0], whole[:, :, n])
+    alone = out(*own, start=None if start is None else start[:, n : n + 1])
+    np.testing.assert_array_equal(alone[:, :, 0], whole[:, :, n])
 
 
-def test_derivatives_are_those_of_xla():
-  shape = (1, 2, 2, 3, 700, 16, (650,))
-  q, k, v, lengths, k_tree, v_tree, mask = case(3, *shape)
+@pytest.mark.parametrize("kind", [None, "all"])
+def test_derivatives_are_those_of_xla(kind):
+  q, k, v, lengths, k_tree, v_tree, mask = arguments = case(3, 1, 2, 2, 3, 700, 16, (650,))
   k, v = (np.nan_to_num(x, posinf=0) for x in (k, v))
+  seen = seen_by(arguments, **KINDS[kind]) if kind else {"sinks": None}
+  sinks = seen.pop("sinks")
+  moving = (q, k, v, k_tree, v_tree, *([] if sinks is None else [sinks]))
 
   def loss(name):
-    def of(*x):
-      y = tree_attention(x[0], x[1], x[2], lengths, x[3], x[4], mask, implementation=name)
+    def of(q, k, v, k_tree, v_tree, sinks=None):
+      tree = k_tree, v_tree, mask
+      y = tree_attention(q, k, v, lengths, *tree, implementation=name, sinks=sinks, **seen)
       return (y**2).sum()
 
-    return jax.grad(of, range(5))(q, k, v, k_tree, v_tree)
+    return jax.grad(of, range(len(moving)))(*moving)
 
   for x, y in zip(loss("cpu"), loss("xla"), strict=True):
     np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)

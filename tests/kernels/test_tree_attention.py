@@ -7,7 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import BLOCK, NAMES, SHAPES, assert_close, case, run, truth, windowed
+from attention_cases import (
+  BLOCK,
+  KINDS,
+  NAMES,
+  SHAPES,
+  assert_close,
+  case,
+  run,
+  seen_by,
+  truth,
+  windowed,
+)
 
 from specjax.kernels.tree_attention import (
   api,
@@ -31,23 +42,6 @@ def test_every_implementation_is_the_truth(name, shape):
 def test_bfloat16_is_near_the_truth(name, shape):
   arguments = case(1, *shape, dtype=jnp.bfloat16)
   assert_close(run(name, arguments), truth(*arguments), 1e-2)
-
-
-def seen_by(arguments, window=None, cap=None, sinks=False):
-  """What else of a call there is: `start`, `cap` and `sinks`."""
-  heads = arguments[0].shape[1]
-  return {
-    "start": None if window is None else windowed(0, arguments, window),
-    "cap": cap,
-    "sinks": np.random.default_rng(0).normal(size=heads).astype(np.float32) if sinks else None,
-  }
-
-
-KINDS = {  # windows end in a block, at its end, or before every cached row of some nodes
-  "window 100": {"window": 100}, "window 129": {"window": 129}, "window 3": {"window": 3},
-  "cap": {"cap": 2.0}, "sinks": {"sinks": True},
-  "all": {"window": 140, "cap": 2.0, "sinks": True},
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
