@@ -320,7 +320,9 @@ class Stopping(NamedTuple):
     end: (params, canvas, prediction, commit bool[B, W], full bool[B]) -> the canvas, with an
       earlier end or with slots after the text filled; the argument holds what was committed.
       `full` marks rows whose block has no masked slot left; `params` i32[M] are the end tokens.
+    fills: whether it fills slots behind the block (static), for which the whole canvas is there.
   """
 
   name: str
   end: Callable[..., Canvas]
+  fills: bool = False
