@@ -157,7 +157,7 @@ def test_canvases_are_as_long_as_their_batch_needs(model):
   decoder = DiffusionDecoder(model, "confidence", blocks=W, stopping="whole")
   prompts, budgets = ["copy : Ann =", "copy : Ann Bob ="], [3, 40]
   both = decoder(prompts, budgets)
-  assert decoder._warm == {32 + W, 64 + W}
+  assert decoder._warm == {(32 + W, True), (64 + W, True)}
   (short,) = DiffusionDecoder(model, "confidence", blocks=W, stopping="whole")(prompts[:1], 3)
   assert short.filling.canvas == both[0].filling.canvas and short.passes == 3
 
