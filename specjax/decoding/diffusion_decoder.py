@@ -15,7 +15,7 @@ from specjax.decoding.batching import Filling, Result, check_model, read, timed
 from specjax.diffusion import denoise
 from specjax.diffusion.base import Canvas
 from specjax.diffusion.draws import first_noise
-from specjax.diffusion.loops import Filled
+from specjax.diffusion.loops import Filled, grown
 from specjax.names.build.denoising import build_denoising
 from specjax.names.load import Model, Prompt
 from specjax.sampling import GREEDY, SamplingParams, changed, request_keys
@@ -192,7 +192,7 @@ class DiffusionDecoder:
     while True:
       size = min(self._room([given + min(slots, budget)]), L) if loop.grows else L
       part = canvas._replace(tokens=canvas.tokens[:, :size], masked=canvas.masked[:, :size])
-      begin = loop.start if state is None else functools.partial(loop.grown, state=state)
+      begin = loop.start if state is None else functools.partial(grown, loop, state=state)
       if (size, state is None) not in self._warm:  # compile outside the clock: no round is run
         unused = loop.advance(weights, request, begin(weights, canvas=part), jnp.int32(0))
         jax.block_until_ready(unused)

@@ -241,6 +241,13 @@ class Change(NamedTuple):
   stay: Array | None = None
 
 
+def commits(wanted: SlotMask | Change) -> Array:
+  """bool[B, W], what a policy commits that changes nothing else; ValueError for a `Change`."""
+  if isinstance(wanted, Change):
+    raise ValueError("`policy` must only commit, to have this added to it, got one with a Change.")
+  return wanted
+
+
 def forget(new: Any, old: Any, by: Array) -> Any:
   """The memory of a policy that starts anew with every block, see `Policy.carry`."""
   return new

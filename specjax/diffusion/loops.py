@@ -69,10 +69,6 @@ class Denoise:
     apart = denoiser.block is not None or denoiser.encode is not None
     return apart and blocks.length == blocks.window and not self.method.stopping.fills
 
-  def grown(self, weights: Weights, state: State, canvas: Canvas) -> State:
-    """The state over a longer canvas, of which it has filled the first slots."""
-    return _over(self.start(weights, canvas), state)
-
   def start(self, weights: Weights, canvas: Canvas) -> State:
     return denoise.compiled_start(self.method, weights, canvas)
 
@@ -149,3 +145,8 @@ class AnySubset:
 
 
 Loop = Denoise | DraftVerify | AnySubset
+
+
+def grown(loop: Loop, weights: Weights, state: State, canvas: Canvas) -> State:
+  """The state over a longer canvas, of which it has filled the first slots, see `Denoise.grows`."""
+  return _over(loop.start(weights, canvas), state)

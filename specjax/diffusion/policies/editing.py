@@ -15,6 +15,7 @@ from specjax.diffusion.base import (
   Prediction,
   Probability,
   at_least_one,
+  commits,
 )
 
 
@@ -56,7 +57,7 @@ def edit(base: Policy) -> Policy:
   def select(params: Edited, memory: After, prediction: Prediction):
     wanted, score, own = base.select(params.base, memory.base, prediction)
     open_ = prediction.open
-    commit = at_least_one(wanted, score, open_)
+    commit = at_least_one(commits(wanted), score, open_)
     masked = open_.any(1)
     rounds = memory.rounds + (~masked).astype(jnp.int32)
     now = jnp.take_along_axis(prediction.text, prediction.position, 1)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Params
-from specjax.diffusion.base import Change, Count, Parameter, Policy, Prediction
+from specjax.diffusion.base import Change, Count, Parameter, Policy, Prediction, commits
 
 
 class Renoised(NamedTuple):
@@ -57,7 +57,8 @@ def renoise(base: Policy) -> Policy:
     return Said(base.init(B, W, V), jnp.zeros((B, W), jnp.int32))
 
   def select(params: Renoised, memory: Said, prediction: Prediction):
-    accepted, score, own = base.select(params.base, memory.base, prediction)
+    wanted, score, own = base.select(params.base, memory.base, prediction)
+    accepted = commits(wanted)
     last = (prediction.step + 1 >= params.steps)[:, None]
     token = jnp.where(last, _likeliest(prediction), _token(base, own, prediction))
     change = Change(prediction.open & last, replace=accepted, again=~accepted)
