@@ -37,8 +37,8 @@ def denoiser(model: Denoiser, target: Target, nodes: int = 9, canvas: int | None
       text is cut in front.
 
   Raises:
-    ValueError: uniform noise, another vocabulary, a canvas with no slot for the text, or a canvas shorter than the
-      buffer for a model that is causal over blocks.
+    ValueError: uniform noise, another vocabulary, a canvas with no slot for the text, or a canvas
+      shorter than the buffer for a model that is causal over blocks.
   """
   depth, mask = nodes - 1, model.mask
   if mask is None:
