@@ -31,8 +31,8 @@ def _tied(name: str, value: Any) -> bool:
 
 
 def _read(found: Found) -> dict[str, Any]:
-  own = found._replace(family="gemma4_text", known={**found.known, **_FIXED})
-  own.known.setdefault("final_logit_softcapping", 30.0)
+  known = {"final_logit_softcapping": 30.0, **found.known, **_FIXED}
+  own = found._replace(family="gemma4_text", known=known)
   canvas = found.known.get("canvas_length", 256)
   return {**hf_gemma4.read(own), "causal": False, "canvas": canvas}
 

@@ -1,6 +1,7 @@
 """Fill texts with a diffusion model: the loop behind one object."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,10 +15,12 @@ from specjax.decoding.batching import Filling, Result, check_model, read, timed
 from specjax.diffusion import denoise
 from specjax.diffusion.base import Canvas
 from specjax.diffusion.draws import first_noise
-from specjax.diffusion.loops import Filled
+from specjax.diffusion.loops import Filled, grown
 from specjax.names.build.denoising import build_denoising
 from specjax.names.load import Model, Prompt
 from specjax.sampling import GREEDY, SamplingParams, changed, request_keys
+
+FIRST = 64  # slots after the prompts that a canvas which grows begins with
 
 
 @switches.hold
@@ -96,7 +99,7 @@ class DiffusionDecoder:
       named = " or ".join(f"{t:g}" for t in own)
       checks.refuse("temperature", temperature, f"{named} with {self.name}, {how}")
     self.batch, self.seed = batch, seed
-    self._warm: set[int] = set()
+    self._warm: set[tuple[int, bool]] = set()
 
   def __call__(
     self,
@@ -122,8 +125,8 @@ class DiffusionDecoder:
       part = slice(begin, begin + self.batch)
       rows = None if params is None else jax.tree.map(lambda x, part=part: x[part], params)
       arguments = self._arguments(ids[part], budgets[part], first + begin, rows)
-      filled, seconds = timed(self._run, *arguments, np.iinfo(np.int32).max)
-      filled = distributed.fetch(filled)
+      longest = max(map(len, ids[part]))
+      filled, seconds = self._filled(*arguments, longest, max(budgets[part]))
       results += [
         self._result(prompt, len(row), filled, b, seconds)
         for b, (prompt, row) in enumerate(zip(prompts[part], ids[part], strict=True))
@@ -147,7 +150,7 @@ class DiffusionDecoder:
   def _arguments(
     self, ids: list[list[int]], budgets: list[int], first: int, params: Params | None
   ) -> tuple[denoise.Weights, denoise.DenoiseRequest, Canvas]:
-    """What the loop takes for up to B prompts, after it is compiled; missing rows are done."""
+    """What the loop takes for up to B prompts; missing rows are done."""
     B, mask = self.batch, self.model.mask
     room = self._room([len(x) + budget for x, budget in zip(ids, budgets, strict=True)])
     blank = -1 if mask is None else mask  # of uniform noise no token says that a slot is empty
@@ -169,16 +172,45 @@ class DiffusionDecoder:
         policy=jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], pad, 0)]), params)
       )
     request = denoise.DenoiseRequest(key, *self.sampling.rows(B))
-    if room not in self._warm:  # compile outside the clock: no round is run
-      jax.block_until_ready(self._run(weights, request, canvas, 0))
-      self._warm.add(room)
     return weights, request, canvas
 
-  def _run(
-    self, weights: denoise.Weights, request: denoise.DenoiseRequest, canvas: Canvas, rounds: int
-  ) -> Filled:
-    state = self.loop.start(weights, canvas)
-    return self.loop.filled(self.loop.advance(weights, request, state, jnp.int32(rounds)))
+  def _filled(
+    self,
+    weights: denoise.Weights,
+    request: denoise.DenoiseRequest,
+    canvas: Canvas,
+    given: int,
+    budget: int,
+  ) -> tuple[Filled, float]:
+    """(what is filled of a canvas, seconds), given the longest prompt and budget.
+
+    Where no slot sees a block that has not begun, passes are over a canvas that grows as the texts
+    do: what is asked for and not written costs nothing.
+    """
+    loop, W, L = self.loop, self.loop.window, canvas.tokens.shape[1]
+    slots, state, seconds = max(FIRST, 2 * W), None, 0.0
+    while True:
+      size = min(self._room([given + min(slots, budget)]), L) if loop.grows else L
+      part = canvas._replace(tokens=canvas.tokens[:, :size], masked=canvas.masked[:, :size])
+      begin = loop.start if state is None else functools.partial(grown, loop, state=state)
+      if (size, state is None) not in self._warm:  # compile outside the clock: no round is run
+        unused = loop.advance(weights, request, begin(weights, canvas=part), jnp.int32(0))
+        jax.block_until_ready(unused)
+        self._warm.add((size, state is None))
+      state, more = timed(functools.partial(begin, weights, canvas=part))
+      rounds = np.iinfo(np.int32).max
+      while rounds:
+        seconds += more
+        if size < L:  # as many rounds as begin no block that is not there
+          lo, done = distributed.fetch((state.lo, state.done))
+          rounds = 0 if done.all() else max(size - W - max(given, *lo[~done]), 0) // W
+        state, more = timed(loop.advance, weights, request, state, jnp.int32(rounds))
+        rounds = rounds if size < L else 0
+      seconds += more
+      filled = distributed.fetch(loop.filled(state))
+      if filled.done.all():
+        return filled, seconds
+      slots *= 2
 
   def _result(self, prompt: Prompt, given: int, filled: Filled, b: int, seconds: float) -> Result:
     end = int(filled.end[b])

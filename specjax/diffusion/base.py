@@ -241,6 +241,13 @@ class Change(NamedTuple):
   stay: Array | None = None
 
 
+def commits(wanted: SlotMask | Change) -> Array:
+  """bool[B, W], what a policy commits that changes nothing else; ValueError for a `Change`."""
+  if isinstance(wanted, Change):
+    raise ValueError("`policy` must only commit, to have this added to it, got one with a Change.")
+  return wanted
+
+
 def forget(new: Any, old: Any, by: Array) -> Any:
   """The memory of a policy that starts anew with every block, see `Policy.carry`."""
   return new
@@ -320,7 +327,9 @@ class Stopping(NamedTuple):
     end: (params, canvas, prediction, commit bool[B, W], full bool[B]) -> the canvas, with an
       earlier end or with slots after the text filled; the argument holds what was committed.
       `full` marks rows whose block has no masked slot left; `params` i32[M] are the end tokens.
+    fills: whether it fills slots behind the block (static), for which the whole canvas is there.
   """
 
   name: str
   end: Callable[..., Canvas]
+  fills: bool = False

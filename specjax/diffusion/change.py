@@ -64,10 +64,9 @@ def decided(
   return Change(commit, replace, again, None if wanted.stay is None else wanted.stay & free)
 
 
-def open_after(change: Change, open_: Array) -> Array:
-  """bool[B, W]: the slots of the block that are masked after a change, of those open before it."""
-  left = open_ & ~change.commit
-  return left if change.again is None else left | change.again
+def may_be_open(change: Change, open_: Array) -> Array:
+  """bool[B, W]: the slots of the block that are masked before a change or after it."""
+  return open_ if change.again is None else open_ | change.again
 
 
 def applied(
@@ -76,7 +75,7 @@ def applied(
   records: Records,
   at: tuple[Array, Array],
   token: Array,
-  nats: Array,
+  nats: Callable[[], Array],
   now: Array,
   noise: Callable[[], Array],
 ) -> tuple[Canvas, Records]:
@@ -84,7 +83,8 @@ def applied(
 
   Args:
     at: (row i32[B, 1], position i32[B, W]) of the window's slots.
-    token, nats: i32[B, W] and f32[B, W], what slots get, and its log-probability.
+    token: i32[B, W], what slots get.
+    nats: () -> f32[B, W], its log-probability.
     now: i32[B], the round.
     noise: () -> i32[B, W], what slots get that are drawn again.
   """
@@ -94,12 +94,13 @@ def applied(
   tokens = tokens.at[row, column].set(token, mode="drop")
   masked = masked.at[row, column].set(False, mode="drop")
   when = when.at[row, column].set(now[:, None], mode="drop")
-  log_prob = log_prob.at[row, column].set(nats, mode="drop")
+  of_token = nats()
+  log_prob = log_prob.at[row, column].set(of_token, mode="drop")
   if change.replace is not None:
     tokens = tokens.at[row, jnp.where(change.replace, position, L)].set(token, mode="drop")
     column = jnp.where(change.replace & ~canvas.masked[row, position], position, L)
     when = when.at[row, column].set(now[:, None], mode="drop")
-    log_prob = log_prob.at[row, column].set(nats, mode="drop")
+    log_prob = log_prob.at[row, column].set(of_token, mode="drop")
   if change.again is not None:
     column = jnp.where(change.again, position, L)
     tokens = tokens.at[row, column].set(noise(), mode="drop")

@@ -14,7 +14,7 @@ from jax import Array
 from specjax.diffusion import base
 from specjax.diffusion.base import Canvas, Parameter, Params, Prediction
 from specjax.diffusion.blocks import check_blocks
-from specjax.diffusion.change import applied, decided, open_after
+from specjax.diffusion.change import applied, decided, may_be_open
 from specjax.diffusion.draws import draw, kept, noise, tempered
 from specjax.sampling import Settings
 from specjax.speculate import until_done
@@ -272,7 +272,7 @@ def act(
     (state.when, state.log_prob),
     (row, position),
     prediction.token,
-    _of(log_probs, prediction.token),
+    lambda: _of(log_probs, prediction.token),
     state.passes,
     lambda: noise(denoiser, request.key, state.passes, position),
   )
@@ -281,8 +281,9 @@ def act(
     soft = denoiser.soften(weights.denoiser, jnp.exp(log_probs)).astype(canvas.soft.dtype)
     canvas = canvas._replace(soft=canvas.soft.at[row, column].set(soft, mode="drop"))
 
-  may = open_after(change, open_)
-  full = ~may.any(1) if change.stay is None else ~may.any(1) & ~change.stay
+  may = may_be_open(change, open_)
+  full = ~(may & ~change.commit).any(1)
+  full = full if change.stay is None else full & ~change.stay
   ended = stopping.end(weights.stopping, canvas, prediction, change.commit, full)
   canvas = rows_where(live, ended, canvas)
   full = ~(may & canvas.masked[row, position] & (position < canvas.end[:, None])).any(1)

@@ -36,9 +36,13 @@ def guided(denoiser: Denoiser) -> Denoiser:
   result is a denoiser like any other, on which all policies work.
   """
 
+  mask = denoiser.mask
+  if mask is None:
+    raise ValueError("`denoiser` must have a mask token to be guided, got one of uniform noise.")
+
   def evaluate(params: Guided, tokens: Array, position: Array, seen, earlier=None):
     prompt = jnp.take_along_axis(params.prompt, position, 1)
-    hidden = jnp.where(prompt, denoiser.mask, tokens)
+    hidden = jnp.where(prompt, mask, tokens)
     both = [None] * 2 if earlier is None else [Earlier(kv, earlier.visible) for kv in earlier.kv]
     with_prompt, kv = denoiser.evaluate(params.inner, tokens, position, seen, both[0])
     without, kv_without = denoiser.evaluate(params.inner, hidden, position, seen, both[1])

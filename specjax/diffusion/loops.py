@@ -6,6 +6,7 @@ Letters: B batch, L canvas length.
 import dataclasses
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -40,6 +41,16 @@ def _filled(state: denoise.DenoiseState, passes: Array) -> Filled:
   return Filled(canvas.tokens, canvas.end, state.when, state.log_prob, passes, state.done)
 
 
+@jax.jit
+def _over(longer: State, state: State) -> State:
+  """The arrays of a state, those of a canvas's length at the beginning of longer ones."""
+
+  def put(new: Array, old: Array) -> Array:
+    return old if new.shape == old.shape else jax.lax.dynamic_update_slice(new, old, [0] * new.ndim)
+
+  return jax.tree.map(put, longer, state)
+
+
 @dataclasses.dataclass(frozen=True)
 class Denoise:
   """One canvas per pass, see `denoise`."""
@@ -50,6 +61,13 @@ class Denoise:
   def window(self) -> int:
     """Slots past the longest end that a canvas must have."""
     return self.method.blocks.window
+
+  @property
+  def grows(self) -> bool:
+    """Whether a canvas may be longer than what has begun of it: no slot sees a later block."""
+    denoiser, blocks = self.method.denoiser, self.method.blocks
+    apart = denoiser.block is not None or denoiser.encode is not None
+    return apart and blocks.length == blocks.window and not self.method.stopping.fills
 
   def start(self, weights: Weights, canvas: Canvas) -> State:
     return denoise.compiled_start(self.method, weights, canvas)
@@ -69,6 +87,7 @@ class DraftVerify:
 
   method: DenoiseMethod
   guesses: int
+  grows = False
 
   @property
   def window(self) -> int:
@@ -103,6 +122,7 @@ class AnySubset:
   model: AnyOrder
   guesses: int
   window = 0
+  grows = False
 
   def start(self, weights: Weights, canvas: Canvas) -> State:
     order = jnp.zeros_like(canvas.tokens)
@@ -125,3 +145,8 @@ class AnySubset:
 
 
 Loop = Denoise | DraftVerify | AnySubset
+
+
+def grown(loop: Loop, weights: Weights, state: State, canvas: Canvas) -> State:
+  """The state over a longer canvas, of which it has filled the first slots, see `Denoise.grows`."""
+  return _over(loop.start(weights, canvas), state)

@@ -90,7 +90,7 @@ def sure_end(least: Probability = 0.9) -> Stopping:
     tokens = jnp.where(rest, marker, canvas.tokens)
     return canvas._replace(tokens=tokens, masked=canvas.masked & ~rest)
 
-  return Stopping("sure_end", end)
+  return Stopping("sure_end", end, fills=True)
 
 
 STOPPING: dict[str, Callable[..., Stopping]] = {

@@ -95,7 +95,9 @@ def masked(
   Raises:
     ValueError: the model is no masked diffusion model, or a continuation leaves no position.
   """
-  denoiser = model.denoiser
+  denoiser, mask = model.denoiser, model.mask
+  if mask is None:
+    checks.refuse("model", model.name, "one with a mask token, for whose noise there is a bound")
   checks.whole("samples", samples, 1)
   draws = []
   for i, (context, said) in enumerate(_fitting(model, pairs, least=0)):
@@ -105,7 +107,7 @@ def masked(
       for s in range(min(samples, 1 if n == 1 else samples)):
         count = 1 + int(n * (s + noise.random()) / samples)
         hidden = set(noise.permutation(n)[:count].tolist())
-        noisy = [denoiser.mask if j in hidden else token for j, token in enumerate(block)]
+        noisy = [mask if j in hidden else token for j, token in enumerate(block)]
         weight = n / count / (1 if n == 1 else samples)
         draws.append((i, weight, [*before, *block], [*before, *noisy]))
   found = np.zeros(len(pairs))

@@ -10,6 +10,7 @@ import pytest
 
 from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import END, MASK, train_words
+from specjax.decoding import diffusion_decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.drafters.models.denoiser import denoiser as drafter
 from specjax.models.config import Config
@@ -43,6 +44,21 @@ def test_its_blocks_and_its_cache_are_the_defaults(model):
   for one, other in zip(decoder(PROMPTS, [20, 13]), plain(PROMPTS, [20, 13]), strict=True):
     assert one.filling.canvas == other.filling.canvas and one.filling.when == other.filling.when
     assert 1 < one.passes == other.passes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", ["whole", "after_end"])
+def test_a_canvas_that_grows_changes_nothing(model, monkeypatch, stop):
+  """Neither texts nor rounds, though most of what is asked for is not there at first."""
+  model = dataclasses.replace(model, config=dataclasses.replace(CONFIG, max_length=256))
+  found = {}
+  for first in (12, 10**6):
+    monkeypatch.setattr(diffusion_decoder, "FIRST", first)
+    decoder = DiffusionDecoder(model, "threshold-0.3", stopping=stop, batch=3)
+    results = decoder([*PROMPTS, "copy : <|mask|> Ann ="], [150, 3, 40])
+    found[first] = [(r.tokens, r.passes, r.filling.when) for r in results]
+    assert (len(decoder._warm) > 2) == (first == 12)
+  assert found[12] == found[10**6]
 
 
 def test_a_policy_that_looks_ahead_does_not(model):

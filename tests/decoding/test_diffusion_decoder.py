@@ -105,7 +105,10 @@ def test_numbers_keep_their_kind(model):
     ("confidence-1.5", r"`slots` must be a whole number, got 1\.5\."),
     ("threshold-x", "`policy` must be NAME, NAME-NUMBER .*, got 'threshold-x'"),
     ("threshold:0.9", "`policy` must be NAME, NAME-NUMBER .*, got 'threshold:0.9'"),
-    ("threshold+r3", r"`policy` must be one of r2, end_last, steps, timesteps, got 'r3'\."),
+    (
+      "threshold+r3",
+      r"`policy` must be one of r2, end_last, steps, timesteps, renoise, edit, settled, got 'r3'\.",
+    ),
     (
       "learned",
       r"'tiny-filter' is not in .*: train one with `python -m specjax.train.filter`",
@@ -157,7 +160,7 @@ def test_canvases_are_as_long_as_their_batch_needs(model):
   decoder = DiffusionDecoder(model, "confidence", blocks=W, stopping="whole")
   prompts, budgets = ["copy : Ann =", "copy : Ann Bob ="], [3, 40]
   both = decoder(prompts, budgets)
-  assert decoder._warm == {32 + W, 64 + W}
+  assert decoder._warm == {(32 + W, True), (64 + W, True)}
   (short,) = DiffusionDecoder(model, "confidence", blocks=W, stopping="whole")(prompts[:1], 3)
   assert short.filling.canvas == both[0].filling.canvas and short.passes == 3
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Params
-from specjax.diffusion.base import Policy, Prediction
+from specjax.diffusion.base import Policy, Prediction, commits
 
 
 class EndLast(NamedTuple):
@@ -39,7 +39,7 @@ def end_last(base: Policy) -> Policy:
     ends = (prediction.token[..., None] == params.tokens[:, None]).any(-1)
     wait = ends & (prediction.open & ~ends).any(1, keepdims=True)
     others = prediction._replace(open=prediction.open & ~wait, masked=prediction.masked & ~wait)
-    commit, score, memory = base.select(params.base, memory, others)
-    return commit & ~wait, jnp.where(wait, -jnp.inf, score), memory
+    wanted, score, memory = base.select(params.base, memory, others)
+    return commits(wanted) & ~wait, jnp.where(wait, -jnp.inf, score), memory
 
   return base._replace(name=f"{base.name}+end_last", select=select, parameters=EndLast, blind=False)

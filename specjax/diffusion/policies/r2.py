@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Params
-from specjax.diffusion.base import Count, Policy, Prediction, Probability, at_least_one
+from specjax.diffusion.base import Count, Policy, Prediction, Probability, at_least_one, commits
 
 
 class Redundancy(NamedTuple):
@@ -86,8 +86,8 @@ def r2(base: Policy) -> Policy:
   def select(
     params: Redundancy, memory: Persistence, prediction: Prediction
   ) -> tuple[Array, Array, Any]:
-    commit, score, own = base.select(params.base, memory.base, prediction)
-    commit = at_least_one(commit, score, prediction.open)
+    wanted, score, own = base.select(params.base, memory.base, prediction)
+    commit = at_least_one(commits(wanted), score, prediction.open)
     left = prediction.open & ~commit
     commit = commit | clusters(left, prediction.block, prediction.confidence, params.cluster)
     commit = commit | runs(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Params
-from specjax.diffusion.base import Count, Policy, Prediction, Probability
+from specjax.diffusion.base import Count, Policy, Prediction, Probability, commits
 from specjax.diffusion.policies.best import best
 
 
@@ -37,11 +37,11 @@ def steps(base: Policy) -> Policy:
   """
 
   def select(params: Spread, memory: Any, prediction: Prediction) -> tuple[Array, Array, Any]:
-    commit, score, memory = base.select(params.base, memory, prediction)
+    wanted, score, memory = base.select(params.base, memory, prediction)
     empty = prediction.block & (prediction.open | prediction.filled)  # when the block began
     slots, s = empty.sum(1, dtype=jnp.int32), jnp.maximum(params.steps, 1)
     count = slots // s + (prediction.step < slots % s).astype(jnp.int32)
-    return commit | best(score, prediction.open, count), score, memory
+    return commits(wanted) | best(score, prediction.open, count), score, memory
 
   return base._replace(name=f"{base.name}+steps", select=select, parameters=Spread)
 
@@ -82,7 +82,7 @@ def timesteps(base: Policy) -> Policy:
   """
 
   def select(params: Timed, memory: Clock, prediction: Prediction) -> tuple[Array, Array, Any]:
-    commit, score, own = base.select(params.base, memory.base, prediction)
+    wanted, score, own = base.select(params.base, memory.base, prediction)
     masked, last = prediction.open.sum(1, dtype=jnp.int32), params.steps - 1
     m, n, span = masked.astype(jnp.float32), params.steps.astype(jnp.float32), 1 - params.eps
     # With times t_k = 1 - k span / n, m (1 - s / t) is 1 or more from this step on.
@@ -90,7 +90,7 @@ def timesteps(base: Policy) -> Policy:
     step = jnp.minimum(jnp.maximum(memory.step, first), last)
     share = m * span / (n - step.astype(jnp.float32) * span)
     count = jnp.where(step >= last, masked, jnp.maximum(share.astype(jnp.int32), 1))
-    commit = commit | best(score, prediction.open, count)
+    commit = commits(wanted) | best(score, prediction.open, count)
     return commit, score, Clock(own, step + 1)
 
   def init(B: int, W: int, V: int) -> Clock:

@@ -37,12 +37,14 @@ def denoiser(model: Denoiser, target: Target, nodes: int = 9, canvas: int | None
       text is cut in front.
 
   Raises:
-    ValueError: another vocabulary, a canvas with no slot for the text, or a canvas shorter than the
-      buffer for a model that is causal over blocks.
+    ValueError: uniform noise, another vocabulary, a canvas with no slot for the text, or a canvas
+      shorter than the buffer for a model that is causal over blocks.
   """
-  depth = nodes - 1
+  depth, mask = nodes - 1, model.mask
+  if mask is None:
+    raise ValueError("the denoiser must have a mask token to draft, got one of uniform noise.")
   # The mask is never said, so that the target need not know it.
-  if model.vocab_size - (model.mask == target.vocab_size) != target.vocab_size:
+  if model.vocab_size - (mask == target.vocab_size) != target.vocab_size:
     raise ValueError(
       f"the denoiser must have the target's vocabulary of {target.vocab_size}, got one of "
       f"{model.vocab_size}."
@@ -67,13 +69,13 @@ def denoiser(model: Denoiser, target: Target, nodes: int = 9, canvas: int | None
     # Positions count from the canvas's first slot, since only distances matter.
     position = jnp.broadcast_to(jnp.arange(F, dtype=jnp.int32), (B, F))
     slot = first + position
-    slots = jnp.where(slot < length, gather(context.tokens, slot), model.mask)
+    slots = jnp.where(slot < length, gather(context.tokens, slot), mask)
     states, _ = model.evaluate(params, slots, position, slot < length + depth, None)
 
     step = jnp.arange(depth, dtype=jnp.int32)[None]
     reading = length - first + step - int(model.shift)
     logits = model.head(params, jnp.take_along_axis(states, reading[..., None], 1))
-    never = jnp.arange(logits.shape[-1])[None, None] == model.mask
+    never = jnp.arange(logits.shape[-1])[None, None] == mask
     said = jnp.argmax(jnp.where(never, -jnp.inf, logits), -1).astype(jnp.int32)
     return chain(jnp.concatenate([context.root, said], 1))
 
