@@ -77,6 +77,7 @@ def main(config: Config) -> None:
   report.directory(config.out)
   params = random_weights(model, config.dtype)
   shape = config.batch, config.canvas
+  assert network.mask is not None
   masked = jnp.broadcast_to(jnp.arange(config.canvas) >= config.canvas // 2, shape)
   tokens = jnp.where(masked, network.mask, 0).astype(jnp.int32)
   canvas = Canvas(tokens, masked, jnp.full(config.batch, config.canvas, jnp.int32))

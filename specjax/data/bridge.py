@@ -28,7 +28,7 @@ class Spelling(NamedTuple):
   """See `models.common_tokens.Bridge`: i32[V, M], i32[V], i32[Z], i32[W] and i32[W]."""
 
   pieces: np.ndarray
-  count: np.ndarray
+  count: np.ndarray  # type: ignore[assignment]  # hides the tuple's method
   start: np.ndarray
   ours: np.ndarray
   theirs: np.ndarray

@@ -30,7 +30,7 @@ class Bridge(NamedTuple):
 
   lm: Params
   pieces: Array
-  count: Array
+  count: Array  # type: ignore[assignment]  # hides the tuple's method
   start: Array
   ours: Array
   theirs: Array

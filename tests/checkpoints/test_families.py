@@ -8,8 +8,6 @@ import functools
 import itertools
 import json
 import pathlib
-import shutil
-import sys
 import tempfile
 
 import families_page

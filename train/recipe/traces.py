@@ -75,11 +75,14 @@ def collect(
     network, cache(network, block), oracle, blocks.fixed(block), stopping.whole()
   )
 
+  mask = network.mask
+  assert mask is not None, "a trace is that of a masked denoiser"
+
   @jax.jit(donate_argnums=0)
   def step(state: denoise.DenoiseState, truth: Array):
     request = denoise.DenoiseRequest(request_keys(0, np.arange(batch)), jnp.zeros(batch))
     after = denoise.denoise_round(method, denoise.Weights(model.params, truth), request, state)
-    tokens = jnp.where(after.canvas.masked, network.mask, truth)
+    tokens = jnp.where(after.canvas.masked, mask, truth)
     record = (*watched.pop(), ~state.done)  # what the policy saw while this round was traced
     return after._replace(canvas=after.canvas._replace(tokens=tokens)), record
 

@@ -23,7 +23,7 @@ from specjax.base import (
 from specjax.drafters.stateless import chain_of
 from specjax.heads.prefix import prefilled, reread
 from specjax.models.cache import append_one, cut
-from specjax.models.common_tokens import Bridge, SpelledCache, packed, reading
+from specjax.models.common_tokens import Bridge, packed, reading
 from specjax.sampling import NoiseSource, Settings
 
 FACTOR = 0x9E3779B1  # of the hash, odd
@@ -145,14 +145,15 @@ def by_text(lm: Target, nodes: int) -> Drafter:
   def propose(
     params: Text,
     target_params: Params,
-    cache: SpelledCache,
+    cache: Any,  # a SpelledCache
     context: Context,
     settings: Settings,
     noise: NoiseSource,
   ) -> tuple[Draft, Any]:
     zero, alone = jnp.zeros_like(context.root), jnp.ones((*context.root.shape, 1), bool)
     evaluation = reader.evaluate(params.bridge, cache, context.root, zero, alone)
-    own = append_one(reader, cache, evaluation).own
+    read: Any = append_one(reader, cache, evaluation)
+    own = read.own
     tokens = []
     for step in range(depth):
       tokens.append(jnp.argmax(evaluation.logits, -1).astype(jnp.int32))
@@ -170,7 +171,7 @@ def by_text(lm: Target, nodes: int) -> Drafter:
   def update(
     params: Text,
     target_params: Params,
-    cache: SpelledCache,
+    cache: Any,  # a SpelledCache
     draft: Draft,
     evaluation: Evaluation,
     verdict: Verdict,

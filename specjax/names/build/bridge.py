@@ -51,10 +51,11 @@ def bridge_of(model: Model, small: Model, part: Part, found: Mapping[str, Part])
     ValueError: it cannot be beside another decoration.
   """
   ours, theirs = model.tokenizer, small.tokenizer
-  alike = small is model or ours is None or theirs is None
   if "bridge" in found:
     name, _ = grammar.bind("drafter", found["bridge"], {})
-  elif alike or vocabulary.difference(theirs, ours) is None:
+  elif (
+    small is model or ours is None or theirs is None or vocabulary.difference(theirs, ours) is None
+  ):
     return None
   else:
     name = next(iter(BRIDGES))
