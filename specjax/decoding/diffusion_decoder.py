@@ -161,9 +161,9 @@ class DiffusionDecoder:
     inside = np.arange(room) < end[:, None]
     key = request_keys(self.seed, np.arange(first, first + B))
     masked = jnp.asarray((tokens == blank) & inside)
-    canvas = first_noise(
-      self.model.denoiser, key, Canvas(jnp.asarray(tokens), masked, jnp.asarray(end))
-    )
+    canvas = Canvas(jnp.asarray(tokens), masked, jnp.asarray(end))
+    if mask is None:
+      canvas = first_noise(self.model.denoiser, key, canvas)
     own = self._denoising.wrap(jnp.asarray((tokens != blank) & inside), key)
     weights = self._denoising.weights._replace(denoiser=own)
     if params is not None:

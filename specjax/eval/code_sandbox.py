@@ -5,8 +5,8 @@ started, no socket opened, no file opened for writing or removed; the child begi
 folder without the parent's environment, and prints nothing. Where Linux allows it, the child has a
 network namespace of its own, which is empty.
 
-What it does not protect from: the program may read every file that the user may read (it cannot
-send it anywhere), and a program that sets out to break out of CPython, by `ctypes` say, gets past
+What it does not protect from: the program may read every file that the user may read, and a program
+that sets out to break out of CPython, by `ctypes` say, gets past
 the hook that forbids sockets, processes and writes, and is held by the limits of the system alone.
 It guards against mistakes of a model, and is no place for the program of an adversary. On macOS the
 system does not enforce the limit of memory.

@@ -620,7 +620,7 @@ CONFIGS = [
   ("peagle", {"num_hidden_layers": 3}, "lacks tensor layers.2."),
   ("peagle", {"fc_norm": True}, "`fc_norm` must be false in the format peagle, got True."),
   ("peagle", {"num_depths": ABSENT, "speculators_config": {}}, "an object with a list of proposal"),
-  ("peagle", {"speculators_model_type": "dspark"}, "is of no known format"),
+  ("peagle", {"speculators_model_type": "unheard-of"}, "is of no known format"),
 ]  # fmt: skip
 
 
