@@ -172,7 +172,7 @@ def test_it_decodes_as_the_published_loop(shift):
     return jax.nn.log_softmax(logits)
 
   got = Case(shift=shift, temperature=0.0).decode(caches.committed)
-  for b, (tokens, masked, end) in enumerate(zip(*map(np.array, canvases()), strict=True)):
+  for b, (tokens, masked, end) in enumerate(zip(*map(np.array, canvases()[:3]), strict=True)):
     tokens[masked] = MASK
     passes = 0
     for block in range(0, end, D):

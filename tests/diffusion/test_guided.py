@@ -110,7 +110,7 @@ def test_every_rule_is_that_of_a_plain_loop(holes, size):
   """Rows of a batch have rules of their own."""
   canvas = canvases(1, holes)
   state = decode(canvas, OF_ROWS, size)
-  tokens, masked, end = jax.device_get(canvas)
+  tokens, masked, end = jax.device_get(canvas)[:3]
   for b, rule in enumerate(OF_ROWS):
     want, passes = by_hand(tokens[b], masked[b], end[b], rule, size)
     got = [set(np.flatnonzero(state.when[b] == k).tolist()) for k in range(state.passes[b])]
@@ -131,7 +131,7 @@ def greedy(tokens, masked, end: int) -> list[int]:
 def test_approving_the_likeliest_token_alone_writes_the_guides_greedy_text(size):
   canvas = canvases(2)
   canvas = canvas._replace(masked=canvas.masked.at[:, 0].set(False))
-  rules, (tokens, masked, end) = [LIKELIEST] * B, jax.device_get(canvas)
+  rules, (tokens, masked, end) = [LIKELIEST] * B, jax.device_get(canvas)[:3]
   wrong = {k: jnp.float32(x + (k == "bias")) for k, x in table(1).items()}
   states = [decode(canvas, rules, size), decode(canvas, rules, size, params=wrong)]
   for b in range(B):
@@ -149,7 +149,7 @@ def told(params, tokens, position, seen, earlier=None):
 def test_a_denoiser_that_says_what_the_guide_says_fills_a_block_in_a_pass():
   canvas, size = canvases(3), 4
   canvas = canvas._replace(masked=canvas.masked.at[:, 0].set(False))
-  tokens, masked, end = jax.device_get(canvas)
+  tokens, masked, end = jax.device_get(canvas)[:3]
   right = np.zeros((B, L), np.int32)
   for b in range(B):
     right[b, : end[b]] = greedy(tokens[b], masked[b], end[b])

@@ -110,8 +110,8 @@ def test_a_fault_in_the_bridge_is_found():
   own = common_tokens(LM, V)
   drafter = draft_model(own, 2)
 
-  def wrong(*given):
-    draft, state = drafter.propose(*given)
+  def wrong(*given, **named):
+    draft, state = drafter.propose(*given, **named)
     flat = jnp.where(jnp.isfinite(draft.log_probs), jnp.log(0.5), -jnp.inf)
     return draft._replace(log_probs=flat), state
 
