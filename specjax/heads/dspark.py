@@ -38,7 +38,7 @@ class DSparkConfig(ContextBlockConfig):
 
 @functools.cache
 def dspark(target: LayeredTarget, config: DSparkConfig) -> BlockChain:
-  """DFlash whose guesses are biased by the token before them, and which says how sure it is.
+  """DFlash with a bias by the token before each guess, and a confidence for each.
 
   DeepSeek 2026 (arXiv 2607.05147, and its code in DeepSpec). The layers are DFlash's, but the
   root's row guesses, too. To the logits after a token x the head adds U v(x), of rank R, where the

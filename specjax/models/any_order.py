@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax import checks
 from specjax.base import Features, Params
 from specjax.diffusion.any_subset import AnyOrder
 from specjax.models.config import Config
@@ -40,6 +41,7 @@ def any_order(config: Config, mask: int) -> AnyOrder:
   A training loss is the mean of `-joint` at the tokens of slots to fill, over random orders. No
   filled slot holds the mask token; see `denoiser` for the arguments and the errors.
   """
+  checks.whole("mask", mask, 0, config.vocab_size - 1)
   head = denoiser(config, mask).head  # it refuses a network that cannot see both sides
   features: Callable[..., Any] = functools.partial(Transformer(config).apply, method="features")
 
