@@ -339,7 +339,7 @@ def test_a_target_in_bfloat16_trains_weights_in_float32(run, tmp_path, final_sta
 def test_a_loss_of_ones_own_trains_a_head_and_its_weight_is_read(like, monkeypatch):
   monkeypatch.setitem(losses.TERMS, "twice", lambda x, weight: 2 * losses.hard(x, weight))
   own, hard = (
-    like("own", steps=2, loss=(0.0, 0.0, 0.0, 1.5, 0.8)),
+    like("own", steps=2, loss=("hard=0", "twice=1.5", "decay=0.8")),
     like("hard", steps=2, loss=(3.0, 0.8)),
   )
   for config in (own, hard):
@@ -422,9 +422,9 @@ def test_other_settings_do_not_continue_a_run(run, change, words):
     ({"field": "query"}, "record 1 has no text in field 'query'"),
     ({"held_out": 0}, r"`held_out` must be at least 1, got 0\."),
     (
-      {"loss": (1.0, 0.0, 0.0, 0.0, 0.8)},
-      r"`loss` must be weights of hard, soft, feature, one or more.*got 1\.0 0\.0 0\.0 0\.0 "
-      r"0\.8\.",
+      {"loss": (1.0, *[0.0] * 7, 0.8)},
+      r"`loss` must be weights of hard, soft, feature, tv, .*, one or more.*got 1\.0 (0\.0 ){7}0\.8"
+      r"\.",
     ),
     (
       {"held_out": 160},

@@ -160,8 +160,7 @@ def chosen(words: Sequence[float | str], like: LossWeights | None = None) -> Los
   return LossWeights(**usual | {"hard": 0.0} | named)
 
 
-_NUMBERS: dict[str, Callable[[str, Any], Any]] = {
-  **dict.fromkeys(TERMS, functools.partial(checks.number, least=0)),
+_REST: dict[str, Callable[[str, Any], Any]] = {
   "decay": functools.partial(checks.number, least=0),
   "dpace": functools.partial(checks.number, least=0, most=1),
   "within": checks.whole,
@@ -170,19 +169,20 @@ _NUMBERS: dict[str, Callable[[str, Any], Any]] = {
 
 def _named(words: Sequence[float | str]) -> dict[str, Any]:
   """{name: number} of words NAME=NUMBER."""
+  numbers = dict.fromkeys(TERMS, functools.partial(checks.number, least=0)) | _REST
   found: dict[str, Any] = {}
   for word in words:
     name, equals, number = str(word).partition("=")
-    if not equals or name not in _NUMBERS or name in found:
+    if not equals or name not in numbers or name in found:
       raise ValueError(
-        f"`loss` must be NAME=NUMBER for names among {', '.join(_NUMBERS)}, each once, or numbers "
+        f"`loss` must be NAME=NUMBER for names among {', '.join(numbers)}, each once, or numbers "
         f"alone, got {' '.join(map(str, words))}."
       )
     try:
       value = int(number) if name == "within" else float(number)
     except ValueError:
       raise ValueError(f"`loss`: {name} must be a number, got {number!r}.") from None
-    found[name] = _NUMBERS[name](f"loss: {name}", value)
+    found[name] = numbers[name](f"loss: {name}", value)
   return found
 
 
