@@ -334,7 +334,13 @@ def main(config: Config) -> None:
   runs = measure(contenders, asked, config, directory / "answers.jsonl")
   same = collections.Counter[str]()
   for name, contender in contenders.items():
-    if not name.startswith(OURS) and "," not in name and (read := contender.read) is not None:
+    texts = any(q.text is not None for q in asked)
+    if (
+      texts
+      and not name.startswith(OURS)
+      and "," not in name
+      and (read := contender.read) is not None
+    ):
       same[name] += sum(q.text is not None and read(q.text) == q.ids for q in asked)
   found = {
     name: figures(runs, name)
