@@ -7,6 +7,7 @@ Letters: B batch, C sizes, S capacity, T padded length of a prompt.
 """
 
 import json
+import os
 import pathlib
 import platform
 import time
@@ -80,7 +81,9 @@ def prices(decoder: "Decoder", batches: Sequence[int], T: int, capacity: int) ->
   if found.shape != shape:
     found = measure(decoder, batches, T, capacity)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"batches": list(batches), "seconds": found.tolist()}))
+    whole = file.with_suffix(f".{os.getpid()}")  # another process may read the file meanwhile
+    whole.write_text(json.dumps({"batches": list(batches), "seconds": found.tolist()}))
+    os.replace(whole, file)
   table = np.empty((ROWS, shape[1]), np.float32)
   of_kind = [kind(B) for B in batches]
   for row in range(ROWS):
