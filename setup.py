@@ -12,6 +12,7 @@ setup(
     "specjax.zoo": ["*/*"],
     "specjax.eval": ["questions.txt", "code_tasks/*.txt"],
     "specjax.kernels": ["*.h"],
+    "specjax.kernels.norm": ["*.cc"],
     "specjax.kernels.skinny": ["*.cc", "*.h"],
     "specjax.kernels.tree_attention": ["*.cc"],
   },

@@ -20,12 +20,16 @@ import jaxlib
 from specjax import fingerprint
 
 _HERE = pathlib.Path(__file__).parent
-SOURCES = [_HERE / "skinny" / "skinny.cc", _HERE / "tree_attention" / "attention.cc"]
+SOURCES = [
+  _HERE / "skinny" / "skinny.cc",
+  _HERE / "tree_attention" / "attention.cc",
+  _HERE / "norm" / "norm.cc",
+]
 _TEXTS = [x.read_text() for x in (*SOURCES, _HERE / "cpu.h", _HERE / "skinny" / "rounded.h")]
 # Programs name their kernels so: those that were compiled for another source do not run.
-FLOATS, GROUPS, ROUNDED, ATTENTION = (
+FLOATS, GROUPS, ROUNDED, ATTENTION, UNIT = (
   f"specjax_{kind}_{fingerprint.digest(_TEXTS)}"
-  for kind in ("product", "group_product", "rounded_product", "tree_attention")
+  for kind in ("product", "group_product", "rounded_product", "tree_attention", "unit_rows")
 )
 _COMPILERS = ("g++", "clang++", "c++")
 _OPTIONS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-w")
@@ -76,13 +80,17 @@ def available() -> bool:
   try:
     kernels = ctypes.CDLL(str(library()))
   except OSError as error:
-    print(f"{error}: products and attention are left to XLA, which takes longer.", file=sys.stderr)
+    print(
+      f"{error}: products, norms and attention are left to XLA, which takes longer.",
+      file=sys.stderr,
+    )
     return False
   for target, kernel in (
     (FLOATS, kernels.FloatProduct),
     (GROUPS, kernels.GroupProduct),
     (ROUNDED, kernels.RoundedProduct),
     (ATTENTION, kernels.TreeAttention),
+    (UNIT, kernels.UnitRows),
   ):
     jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(kernel), platform="cpu")
   return True

@@ -1,9 +1,11 @@
 // Attention over the rows of a cache that hold a text, and over fresh rows, on CPUs.
 //
-// The cache is cut into spans, and a row's softmax is carried through the blocks of a span; then the
-// spans of a row are joined. Keys and values are read once for up to kTall rows; keys are turned
+// What a node sees is a text: the cached rows, then those fresh rows that its mask names, in their
+// order. The text is cut into spans, and a row's softmax is carried through the blocks of a span; then
+// the spans of a row are joined. Keys and values are read once for up to kTall rows; keys are turned
 // around first, so that a vector holds scores of several keys and no lanes are added up. What a row
-// sees decides every bit of its result: not the rows beside it, nor the threads.
+// sees decides every bit of its result: not the rows beside it, nor the threads, nor which of what it
+// sees is cached and which is fresh. A tree's nodes get the bits that a token at a time would give.
 //
 // Letters: those of `reference`; R = N H / K rows share a head's keys, row r is one of node r % N.
 
@@ -125,15 +127,6 @@ inline void add_all(int64_t rows, Rows<const float> x, Rows<const float> w, int6
     add_some<kTile>(std::min<int64_t>(kTile, rows - r), x.from(r, 0), w, count, width, y.from(r, 0));
 }
 
-// Keys and values, of which a node sees those that its row of `mask` names, from `start` on.
-struct Span {
-  const float *keys, *values;
-  int64_t begin, count;  // of those that any node sees
-  const bool* mask;      // bool[N, count], or null
-  const int32_t* start;  // i32[N], or null
-  int64_t first;         // number of the first row
-};
-
 struct Attention {
   const float *q, *k_cache, *v_cache, *k_tree, *v_tree;  // q is scaled
   const int32_t* length;
@@ -143,77 +136,100 @@ struct Attention {
   float cap;             // or 0
   float* parts;  // of each head, span and row: a sum of values, the largest score, a sum of weights
   float *out, *top, *total;
-  int64_t K, R, N, C, S, M, spans;  // `spans` are those of the longest text, and the fresh rows
+  int64_t K, R, N, C, S, M, spans, shares;  // `spans` are those of the longest text with all fresh rows
 
   float* part(int64_t head, int64_t span, int64_t row) const {
     return parts + ((head * spans + span) * R + row) * (C + 2);
   }
 
-  // Heads times spans, from `start` to `stop`. The last span of a head is that of the fresh rows.
+  // Heads times shares, from `start` to `stop`. A share is a span of cached rows; the last one of a
+  // text has what is behind its whole spans.
   void run(int64_t start, int64_t stop) const {
     for (int64_t i = start; i < stop; ++i) {
-      const int64_t head = i / spans, span = i % spans, b = head / K;
-      if (span == spans - 1) {
-        attend(head, span, {k_tree + head * M * C, v_tree + head * M * C, 0, M, mask + b * N * M});
-        continue;
-      }
-      const int64_t first = span * kSpan, at = (head * S + first) * C;
-      const int32_t* own = begin == nullptr ? nullptr : begin + b * N;
-      const int64_t least = own == nullptr ? 0 : *std::min_element(own, own + N) - first;
-      attend(head, span, {.keys = k_cache + at, .values = v_cache + at,
-                          .begin = std::max<int64_t>(least, 0) / kKeys * kKeys,
-                          .count = std::clamp<int64_t>(length[b] - first, 0, kSpan),
-                          .start = own, .first = first});
+      const int64_t head = i / shares, share = i % shares, whole = cached(head) / kSpan;
+      if (share < whole) attend(head, share, share + 1, 0);
+      if (share == whole) attend(head, whole, spans, M);
     }
   }
 
-  void attend(int64_t head, int64_t span, const Span& of) const {
-    static thread_local std::vector<float> sums, turned;
+  int64_t cached(int64_t head) const { return std::clamp<int64_t>(length[head / K], 0, S); }
+
+  // Spans `first` to `stop` of a head, in which `fresh` rows may follow the cached ones.
+  void attend(int64_t head, int64_t first, int64_t stop, int64_t fresh) const {
+    static thread_local std::vector<float> sums, turned, own_scores, own_weights;
     alignas(64) float scores[kTall * kKeys];
     turned.resize(kKeys * C);
+    const int64_t b = head / K, text = cached(head), room = ceil_div(fresh, kKeys) * kKeys;
+    const int32_t* from = begin == nullptr ? nullptr : begin + b * N;
+    const int64_t least = from == nullptr ? 0 : *std::min_element(from, from + N);
+    const float *keys = k_cache + head * S * C, *values = v_cache + head * S * C;
+    const float *new_keys = k_tree + head * M * C, *new_values = v_tree + head * M * C;
     for (int64_t r = 0; r < R; r += kTall) {
       const int64_t tall = std::min<int64_t>(kTall, R - r);
       const Rows<const float> rows{q + (head * R + r) * C, C};
-      sums.assign(tall * C, 0);
-      float tops[kTall], totals[kTall] = {};
-      std::fill_n(tops, kTall, kNone);
-      for (int64_t k = of.begin; k < of.count; k += kKeys) {
-        const int64_t some = std::min<int64_t>(kKeys, of.count - k);
-        const int64_t width = ceil_div(some, kLanes) * kLanes;
-        for (int64_t i = 0; i < some; i += kLanes)
-          for (int64_t c = 0; c < C; c += kLanes)
-            turn(of.keys + (k + i) * C + c, C, some - i, turned.data() + c * kKeys + i, kKeys);
-        std::fill_n(scores, tall * kKeys, 0);
-        add_all(tall, rows, {turned.data(), kKeys}, C, width, {scores, kKeys});
-        if (cap > 0)
-          for (int64_t i = 0; i < tall * kKeys; i += kLanes) {
-            const Vector score = capped(load(scores + i), cap);
-            std::memcpy(scores + i, &score, sizeof score);
+      own_scores.resize(tall * room), own_weights.resize(tall * room);
+      for (int64_t j = 0; j < fresh; j += kKeys)
+        score(rows, tall, new_keys + j * C, std::min<int64_t>(kKeys, fresh - j), turned.data(),
+              {own_scores.data() + j, room});
+      int64_t next[kTall] = {};  // of the fresh rows, the first that is not yet weighed
+      for (int64_t s = first; s < stop; ++s) {
+        sums.assign(tall * C, 0);
+        float tops[kTall], totals[kTall] = {};
+        std::fill_n(tops, kTall, kNone);
+        const int64_t end = std::min((s + 1) * kSpan, text + fresh);
+        for (int64_t k = std::max(s * kSpan, std::min(least, text) / kKeys * kKeys); k < end;
+             k += kKeys) {
+          const int64_t some = std::clamp<int64_t>(text - k, 0, kKeys);
+          if (some) score(rows, tall, keys + k * C, some, turned.data(), {scores, kKeys});
+          if (some < kKeys) own_weights.assign(tall * room, 0);
+          int64_t low = fresh, high = 0;  // the fresh rows that are weighed
+          for (int64_t i = 0; i < tall; ++i) {
+            const int64_t node = (r + i) % N, before = next[i];
+            float* own = scores + i * kKeys;  // of the block's rows, as the node sees them
+            if (from != nullptr)
+              std::fill_n(own, std::clamp<int64_t>(from[node] - k, 0, some), kNone);
+            const bool* seen = mask + (b * N + node) * M;
+            int64_t filled = some, j = before;
+            for (; j < fresh && filled < kKeys; ++j)
+              if (seen[j]) own[filled++] = own_scores[i * room + j];
+            const int64_t width = ceil_div(filled, kLanes) * kLanes;
+            std::fill(own + filled, own + width, kNone);
+            weigh(own, width, sums.data() + i * C, tops[i], totals[i]);
+            for (int64_t f = before, at = some; f < j; ++f)
+              if (seen[f]) own_weights[i * room + f] = own[at++];
+            if (before < j) low = std::min(low, before), high = std::max(high, j);
+            next[i] = j;
           }
-        for (int64_t i = 0; i < tall; ++i) {
-          float* own = scores + i * kKeys;
-          hide(of, (r + i) % N, k, some, own);
-          std::fill(own + some, own + width, kNone);
-          weigh(own, width, sums.data() + i * C, tops[i], totals[i]);
+          if (some)
+            add_all(tall, {scores, kKeys}, {values + k * C, C}, some, C, {sums.data(), C});
+          if (low < high)
+            add_all(tall, {own_weights.data() + low, room}, {new_values + low * C, C}, high - low, C,
+                    {sums.data(), C});
         }
-        add_all(tall, {scores, kKeys}, {of.values + k * C, C}, some, C, {sums.data(), C});
-      }
-      for (int64_t i = 0; i < tall; ++i) {
-        float* at = part(head, span, r + i);
-        std::copy_n(sums.data() + i * C, C, at);
-        at[C] = tops[i], at[C + 1] = totals[i];
+        for (int64_t i = 0; i < tall; ++i) {
+          float* at = part(head, s, r + i);
+          std::copy_n(sums.data() + i * C, C, at);
+          at[C] = tops[i], at[C + 1] = totals[i];
+        }
       }
     }
   }
 
-  // What a node does not see of `some` keys from `k` on.
-  static void hide(const Span& of, int64_t node, int64_t k, int64_t some, float* scores) {
-    if (of.start != nullptr)
-      std::fill_n(scores, std::clamp<int64_t>(of.start[node] - of.first - k, 0, some), kNone);
-    if (of.mask == nullptr) return;
-    const bool* own = of.mask + node * of.count + k;
-    for (int64_t j = 0; j < some; ++j)
-      if (!own[j]) scores[j] = kNone;
+  // Scores [tall, some] of rows with `some` keys, up to kKeys.
+  void score(Rows<const float> rows, int64_t tall, const float* keys, int64_t some, float* turned,
+             Rows<float> out) const {
+    const int64_t width = ceil_div(some, kLanes) * kLanes;
+    for (int64_t i = 0; i < some; i += kLanes)
+      for (int64_t c = 0; c < C; c += kLanes)
+        turn(keys + i * C + c, C, some - i, turned + c * kKeys + i, kKeys);
+    for (int64_t i = 0; i < tall; ++i) std::fill_n(out.from(i, 0).at, width, 0);
+    add_all(tall, rows, {turned, kKeys}, C, width, out);
+    if (cap > 0)
+      for (int64_t i = 0; i < tall; ++i)
+        for (int64_t k = 0; k < width; k += kLanes) {
+          const Vector own = capped(load(out.from(i, k).at), cap);
+          std::memcpy(out.from(i, k).at, &own, sizeof own);
+        }
   }
 
   // Scores of a row to weights, and what it has summed so far to their scale.
@@ -282,7 +298,7 @@ ffi::Error tree_attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q,
     const int64_t own = std::clamp<int64_t>(length.typed_data()[b], 0, S);
     longest = std::max(longest, own), seen += own + M;
   }
-  const int64_t spans = ceil_div(longest, kSpan) + 1;
+  const int64_t spans = ceil_div(longest + M, kSpan), shares = longest / kSpan + 1;
   static thread_local std::vector<float> parts;
   parts.resize(B * K * spans * R * (C + 2));
   const Attention work{
@@ -307,9 +323,10 @@ ffi::Error tree_attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q,
       .S = S,
       .M = M,
       .spans = spans,
+      .shares = shares,
   };
   const int64_t each = ceil_div(R, 8);  // a few rows hide behind the reading
-  share_out<1>(pool, B * K * spans, 2 * seen * K * C * each, work);
+  share_out<1>(pool, B * K * shares, 2 * seen * K * C * each, work);
   share_out<1>(pool, B * K * R, B * K * R * spans * C, Joined{work});
   return ffi::Error::Success();
 }

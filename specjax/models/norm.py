@@ -5,9 +5,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax.kernels import norm
+
 
 def unit(x: Array, epsilon: float) -> Array:
   """x with a root mean square of 1 on the last axis, computed in float32."""
+  if norm.serves(x):
+    return norm.unit(x, epsilon)
   y = x.astype(jnp.float32)
   return (y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + epsilon)).astype(x.dtype)
 
@@ -24,8 +28,9 @@ class RMSNorm(nn.Module):
   @nn.compact
   def __call__(self, x: Array) -> Array:
     weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
-    y = x.astype(jnp.float32)
     if self.centred:
-      y = y - jnp.mean(y, -1, keepdims=True)
-    y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.epsilon)
-    return y.astype(x.dtype) * jnp.broadcast_to(weight, x.shape)
+      y = x.astype(jnp.float32)
+      y = unit(y - jnp.mean(y, -1, keepdims=True), self.epsilon).astype(x.dtype)
+    else:
+      y = unit(x, self.epsilon)
+    return y * jnp.broadcast_to(weight, x.shape)

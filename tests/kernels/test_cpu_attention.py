@@ -80,6 +80,24 @@ def test_the_bits_of_a_node_depend_on_what_it_sees_alone(kind):
     np.testing.assert_array_equal(alone[:, :, 0], whole[:, :, n])
 
 
+@pytest.mark.parametrize("length", [0, 3, 61, 500, 1000])
+def test_a_tree_has_the_bits_of_a_token_at_a_time(length):
+  """Node by node, what it sees of the tree is moved into the cache."""
+  q, k, v, _, k_tree, v_tree, mask = case(11, 1, 2, 3, 40, 1300, 32, (length,))
+  k, v = (np.nan_to_num(x, posinf=0) for x in (k, v))
+  lengths = np.array([length], np.int32)
+  together = np.asarray(run("cpu", (q, k, v, lengths, k_tree, v_tree, mask)).out)
+  for n in range(40):
+    *before, last = np.flatnonzero(mask[0, n])
+    keys, values = k.copy(), v.copy()
+    keys[:, :, length : length + len(before)] = k_tree[:, :, before]
+    values[:, :, length : length + len(before)] = v_tree[:, :, before]
+    own = q[:, :, n : n + 1], keys, values, lengths + np.int32(len(before))
+    fresh = k_tree[:, :, [last]], v_tree[:, :, [last]], np.ones((1, 1, 1), bool)
+    alone = np.asarray(run("cpu", (*own, *fresh)).out)
+    np.testing.assert_array_equal(alone[:, :, 0], together[:, :, n])
+
+
 @pytest.mark.parametrize("kind", [None, "all"])
 def test_derivatives_are_those_of_xla(kind):
   q, k, v, lengths, k_tree, v_tree, mask = arguments = case(3, 1, 2, 2, 3, 700, 16, (650,))
