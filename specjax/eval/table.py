@@ -17,7 +17,7 @@ def estimate(value: float, interval: Sequence[float] | None = None) -> str:
 def markdown(rows: Rows) -> str:
   """The whole table; "" without rows."""
   lines = [list(rows[0]), *(row.values() for row in rows)] if rows else []
-  text = ["| " + " | ".join(map(str, line)) + " |" for line in lines]
+  text = ["| " + " | ".join(str(x).replace("|", r"\|") for x in line) + " |" for line in lines]
   return "\n".join([*text[:1], "|" + "---|" * len(lines[0]), *text[1:]]) if text else ""
 
 
@@ -31,7 +31,7 @@ def terminal(rows: Rows, caption: str = "", columns: int | None = None, bold: st
     caption_justify="left",
   )
   for i, name in enumerate(list(rows[0])[:columns]):
-    shown.add_column(name, justify="right" if i else "left", no_wrap=not i)
+    shown.add_column(name, justify="right" if i else "left", overflow="fold")
   for row in rows:
     cells = [str(cell) for cell in row.values()]
     shown.add_row(*map(Text, cells[:columns]), style="bold" if cells[0] == bold else None)
