@@ -130,21 +130,16 @@ struct Tile {
 template <int R, int O>
 inline void run(const Tile& t) {
   Vector sum[(R * O + 3) / 4 * 4] = {};
-  // Whatever is fewer, rows or outputs, stays in registers beside the sums.
-  constexpr bool kRowsStay = R < O;
-  constexpr int kFew = kRowsStay ? R : O, kMany = kRowsStay ? O : R;
-  const float *stay = kRowsStay ? t.x : t.w, *pass = kRowsStay ? t.w : t.x;
-  const int64_t stay_step = kRowsStay ? t.x_step : t.w_step;
-  const int64_t pass_step = kRowsStay ? t.w_step : t.x_step;
   auto add = [&](int64_t k, auto load) {
-    Vector few[kFew];
+    Vector weight[O];
 #pragma GCC unroll 8
-    for (int i = 0; i < kFew; ++i) few[i] = held(load(stay + i * stay_step + k));
+    for (int o = 0; o < O; ++o) weight[o] = load(t.w + o * t.w_step + k);
 #pragma GCC unroll 12
-    for (int j = 0; j < kMany; ++j) {
-      const Vector one = held(load(pass + j * pass_step + k));
+    for (int r = 0; r < R; ++r) {
+      Vector row = load(t.x + r * t.x_step + k);
+      if constexpr (R >= O) row = held(row);  // a tile of fewer rows waits for its weights
 #pragma GCC unroll 8
-      for (int i = 0; i < kFew; ++i) sum[kRowsStay ? i * O + j : j * O + i] += few[i] * one;
+      for (int o = 0; o < O; ++o) sum[r * O + o] += row * weight[o];
     }
   };
   int64_t k = 0;
