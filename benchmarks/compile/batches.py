@@ -15,6 +15,7 @@ import numpy as np
 
 import specjax
 from specjax import command_line, speculate
+from specjax.cli.arguments import Weights
 from specjax.eval import report, table
 
 
@@ -23,6 +24,7 @@ class Config:
   """What is compiled."""
 
   model: str = "gsm8k-7m"  # name, directory or file of the model
+  weights: Weights = "float"  # how matrices lie in memory
   drafter: str = "prompt_lookup-4"  # whose loop it is
   batches: tuple[int, ...] = (1, 8, 64, 256)  # B of each loop
   tokens: int = 64  # of the prompts, and new ones
@@ -55,7 +57,7 @@ def main(config: Config) -> None:
   """Compiles the loops, and prints and keeps the table."""
   report.check(config, "batches", "tokens")
   jax.config.update("jax_enable_compilation_cache", False)
-  model = specjax.load(config.model)
+  model = specjax.load(config.model, weights=config.weights)
   found = {
     B: compiled(specjax.Decoder(model, config.drafter, batch=B), config.tokens)
     for B in config.batches
