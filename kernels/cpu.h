@@ -47,6 +47,16 @@ inline Vector load_some(const float* at, int64_t count) {
   return v;
 }
 
+// A vector that is in a register: compilers for x86 would read it anew for each of its products.
+inline Vector held(Vector v) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(v));
+#elif defined(__x86_64__)
+  asm("" : "+x"(v));
+#endif
+  return v;
+}
+
 // Each run of 2 N lanes of any kind with its halves exchanged.
 template <int N, typename V, int... I>
 inline V exchanged(V v, std::integer_sequence<int, I...>) {
@@ -126,7 +136,8 @@ inline void run(const Tile& t) {
     for (int o = 0; o < O; ++o) weight[o] = load(t.w + o * t.w_step + k);
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      const Vector row = load(t.x + r * t.x_step + k);
+      Vector row = load(t.x + r * t.x_step + k);
+      if constexpr (R >= O) row = held(row);  // a tile of fewer rows waits for its weights
 #pragma GCC unroll 8
       for (int o = 0; o < O; ++o) sum[r * O + o] += row * weight[o];
     }
@@ -139,13 +150,19 @@ inline void run(const Tile& t) {
     add(k, load);
   }
   if (k < t.size) add(k, [&](const float* at) { return load_some(at, t.size - k); });
+  constexpr int kRun = O < 4 ? O : 4;  // outputs of a row, of the 4 sums that are made at once
+  typedef float Run __attribute__((vector_size(4 * kRun)));
 #pragma GCC unroll 6
   for (int i = 0; i < R * O; i += 4) {
     const Vector four = lanes(sum + i);
 #pragma GCC unroll 4
-    for (int j = i; j < i + 4 && j < R * O; ++j) {
-      float* at = t.y + j / O * t.y_step + j % O;
-      *at = t.first ? four[j - i] : *at + four[j - i];
+    for (int j = i; j < i + 4 && j < R * O; j += kRun) {
+      float* y = t.y + j / O * t.y_step + j % O;
+      Run own, before = {};
+      std::memcpy(&own, reinterpret_cast<const char*>(&four) + 4 * (j - i), sizeof own);
+      if (!t.first) std::memcpy(&before, y, sizeof before);
+      const Run after = t.first ? own : before + own;
+      std::memcpy(y, &after, sizeof after);
     }
   }
 }

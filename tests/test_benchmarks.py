@@ -156,6 +156,11 @@ ERRORS = [
     "benchmarks/speed/few_rows.py --ways luck",
     "`ways` must be one of xla, skinny, native, native/int8, int4, int4/int8, got 'luck'.",
   ),
+  ("benchmarks/speed/prompts.py --tokens 0", "`tokens` must be between 1 and 2147483647, got 0."),
+  (
+    "benchmarks/compile/batches.py --batches 0",
+    "`batches` must be between 1 and 2147483647, got 0.",
+  ),
   ("benchmarks/speed/few_rows.py --nodes 0", "`nodes` must be between 1 and 2147483647, got 0."),
   ("benchmarks/speed/bakeoff.py --heads absent", "heads='absent'"),
   (

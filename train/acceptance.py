@@ -110,7 +110,7 @@ def without_weight(predicted: np.ndarray, refusal: float) -> np.ndarray:
 def main(config: Config) -> None:
   out = run.begin(config)
   model = answers.teacher(config.model, causal=True, template=config.template)
-  small = load(config.draft)
+  small = load(config.draft, weights="float")
   sharing(model, small, f"draft={config.draft!r}")
   if small.config.vocab_size != model.config.vocab_size:
     raise ValueError(

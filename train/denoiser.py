@@ -168,7 +168,7 @@ def new_model(config: Config, out: pathlib.Path, records: list[texts.Text]) -> M
 
 def begun(name: str, anneal: int) -> Model:
   """The model to go on from, a denoiser; ValueError where there is none to go on from so."""
-  model = load(name)
+  model = load(name, weights="float")
   if anneal and not model.config.causal:
     raise ValueError(f"`anneal` must be 0 where start={name!r} is not causal, got {anneal}.")
   return from_causal.as_denoiser(model) if model.config.causal else model

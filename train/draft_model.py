@@ -159,7 +159,7 @@ def guessed(model: Model, other: Model, rows: PackedRows, hidden: np.ndarray) ->
 def main(config: Config) -> None:
   out, training = run.begin(config), config.training
   model = answers.teacher(config.model, causal=True, template=config.template)
-  other = None if config.boost is None else load(config.boost)
+  other = None if config.boost is None else load(config.boost, weights="float")
   small, params = cut(model.config, model.params, config.keep)
   exits = exits_of(config.keep, config.exit_every) if config.exit_every else ()
   labels.check_length(config.length, *([] if other is None else [other]))

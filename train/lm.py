@@ -69,7 +69,7 @@ def begun(name: str, length: int) -> Model:
   Raises:
     ValueError: no such model, or it has no tokenizer, sees both sides, or has too few positions.
   """
-  model = load(name)
+  model = load(name, weights="float")
   if model.tokenizer is None or not model.config.causal or model.config.max_length < length:
     raise ValueError(
       f"`start` must be a causal model with a tokenizer and at least {length} positions, got "

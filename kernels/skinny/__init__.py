@@ -6,11 +6,9 @@ from specjax.kernels.skinny.api import (
   product,
   rounded_product,
   serves,
-  serves_groups,
-  serves_rounded,
+  serves_few_bits,
 )
 
 __all__ = [
-  "available", "group_product", "product", "rounded_product", "serves", "serves_groups",
-  "serves_rounded",
+  "available", "group_product", "product", "rounded_product", "serves", "serves_few_bits",
 ]  # fmt: skip

@@ -18,16 +18,15 @@ def serves(x: Array, w: Array, dtype: DTypeLike) -> bool:
   It does for one CPU alone: of several devices each may hold a part, and XLA cannot cut a call.
   Where there is no compiler, it takes nothing.
   """
-  return w.dtype == dtype == jnp.float32 and w.size > 0 and serves_groups(x)
+  few = x.size <= ROWS * x.shape[-1]
+  return w.dtype == dtype == jnp.float32 and w.size > 0 and few and serves_few_bits(x)
 
 
-def serves_groups(x: Array) -> bool:
-  """Whether `group_product` takes x [..., K], where the matrix has values of float32."""
-  return x.size <= ROWS * x.shape[-1] and serves_rounded(x)
+def serves_few_bits(x: Array) -> bool:
+  """Whether `group_product` and `rounded_product` take x [..., K], of any number of rows.
 
-
-def serves_rounded(x: Array) -> bool:
-  """Whether `rounded_product` takes x [..., K]."""
+  The matrix must have values of float32.
+  """
   return x.dtype == jnp.float32 and x.size > 0 and available()
 
 
@@ -66,7 +65,8 @@ def group_product(
 ) -> Array:
   """x f32[R, K] times the values f32[O, K] of a `models.groups.Groups` -> f32[R, O].
 
-  It is `product` of the values, bit for bit. It has no derivatives.
+  It is `product` of the values, bit for bit, of any number of rows: the matrix is widened once for
+  all of them. It has no derivatives.
   """
   call = jax.ffi.ffi_call(compiled.GROUPS, _outputs(x, low), vmap_method="sequential")
   return call(x, low, high, scale, offset, scale_steps, offset_steps, zero=np.int64(zero))

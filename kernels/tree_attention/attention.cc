@@ -96,7 +96,7 @@ inline void add(Rows<const float> x, Rows<const float> w, int64_t count, Rows<fl
     for (int i = 0; i < Vectors; ++i) row[i] = load(w.from(k, i * kLanes).at);
 #pragma GCC unroll 6
     for (int r = 0; r < Tall; ++r) {
-      const Vector one = Vector{} + *x.from(r, k).at;
+      const Vector one = held(Vector{} + *x.from(r, k).at);
 #pragma GCC unroll 4
       for (int i = 0; i < Vectors; ++i) sum[r * Vectors + i] += one * row[i];
     }

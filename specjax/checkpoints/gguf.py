@@ -139,10 +139,28 @@ def _config_json(
   return kind, raw
 
 
+def _keeps_bits(
+  table: Mapping[tuple[str, ...], Sequence[Fusion]], tensors: Mapping[str, ReaderTensor]
+) -> bool:
+  """Whether "native" can keep the file's matrices of few bits, of which there are some.
+
+  Those that are one in memory must all be of few bits, or all floats.
+  """
+  few = False
+  for parts in table.values():
+    kinds = {tensors[part.name].tensor_type for part in parts if part.name in tensors}
+    if kinds <= set(gguf_groups.FLOATS):
+      continue
+    few = True
+    if not all(map(gguf_groups.is_held, kinds)):
+      return False
+  return few
+
+
 def load(
   path: str | pathlib.Path,
   dtype: DTypeLike = jnp.float32,
-  weights: str = "float",
+  weights: str | None = "float",
   mesh: Mesh | None = None,
 ) -> Checkpoint:
   """Reads a GGUF file, tensor by tensor.
@@ -151,7 +169,8 @@ def load(
     path: of one whole file; shards are to be joined first.
     dtype: of the parameters in memory, whatever the file has.
     weights: how matrices lie in memory, see `weights.parameter`; "native" keeps the file's few
-      bits, and has its floats in `dtype`.
+      bits, and has its floats in `dtype`. None is "native" where all few bits of the file can be
+      kept, and else "float".
     mesh: over which they are spread, one tensor after the other; None for one device.
 
   Raises:
@@ -183,6 +202,9 @@ def load(
   spare |= {gguf_rope.STRETCH} | (gguf_rope.FACTORS.keys() if kind == "phi3" else set())
   pairs = ARCHITECTURES[kind].pairs
   heads = {"attn_q": config.heads, "attn_k": config.kv_heads} if pairs else {}
+  if weights is None:
+    kept = config.experts is None and _keeps_bits(table, tensors)
+    weights = "native" if kept else "float"
   if weights == "native" and config.experts is not None:
     checks.refuse("weights", weights, "another for the experts of a GGUF file")
 

@@ -19,7 +19,7 @@ from specjax.checkpoints import eight_bits, few_bits, quantised, stored
 from specjax.checkpoints.few_bits import Few
 from specjax.checkpoints.hf_layout import Fusion, Layout, Read, Stack, assemble, joined
 from specjax.checkpoints.stored import Stored
-from specjax.models.groups import Groups
+from specjax.models.groups import Groups, has_groups
 from specjax.models.sharding import apart
 from specjax.models.weights import Matrix, parameter
 
@@ -79,8 +79,7 @@ def read(
     _refuse_native(directory)
   held = functools.partial(_held, few, values, dtype) if native else None
   params = assemble(table, spare, shapes, values, dtype, weights=weights, mesh=mesh, own_bits=held)
-  leaves = jax.tree.leaves(params, is_leaf=lambda w: isinstance(w, Groups))
-  if native and not any(isinstance(w, Groups) for w in leaves):
+  if native and not has_groups(params):
     _refuse_native(directory)
   return params
 

@@ -31,7 +31,7 @@ class Model:
     weights: bfloat16 keeps matrices in 16 bits and multiplies in them; int8 keeps them in 8 bits
       with a scale for each output, int4 in 4 with a scale and an offset for 32 inputs. Each of
       them may change the text. native keeps the few bits of a file, which changes nothing but
-      memory and time.
+      memory and time. By default native for a GGUF file on one CPU, else float.
     activations: int8 rounds what matrices of int4 or native multiply to 8 bits, which is quicker
       and may change the text.
     mesh: devices that share the rows of batches and the heads, as data=2,model=4; by default one.
@@ -42,7 +42,7 @@ class Model:
   model: Optional = None
   revision: Optional = None
   dtype: Dtype = "float32"
-  weights: Weights = "float"
+  weights: Annotated[Weights | None, options.SAID] = None
   activations: Activations = "float"
   mesh: Optional = None
   skipping: Optional = None

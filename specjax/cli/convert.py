@@ -32,7 +32,7 @@ def run_convert(args: Convert) -> None:
   elif args.tokenizer is not None:
     raise ValueError(f"tokenizer={args.tokenizer!r}: a model in this format brings its own.")
   elif args.format == "head":
-    target = load(args.target or DEFAULT_MODEL)
+    target = load(args.target or DEFAULT_MODEL, weights="float")
     check_model(target, causal=True)
     head = formats.load(source, target.config, target_params=target.params)
     formats.save(

@@ -12,7 +12,7 @@ def named(
   causal: bool | None = None,
   revision: str | None = None,
   dtype: str = "float32",
-  weights: str = "float",
+  weights: str | None = None,
   activations: str = "float",
   skipping: str | None = None,
   template: str | None = None,

@@ -20,6 +20,7 @@ import numpy as np
 
 from specjax import checks, fingerprint, speculate
 from specjax.drafters.combine.by_load import ROWS, Priced, kind
+from specjax.kernels import compiled, skinny
 
 if TYPE_CHECKING:
   from specjax.decoding.decoder import Decoder
@@ -63,7 +64,7 @@ def _file(decoder: "Decoder", batches: Sequence[int], T: int, capacity: int) -> 
     "dtype": str(jnp.dtype(decoder.model.dtype)),
     "batches": list(batches), "T": T, "capacity": capacity, "jax": jax.__version__,
     "machine": [platform.node(), platform.machine(), device.platform, device.device_kind],
-    "devices": jax.device_count(),
+    "devices": jax.device_count(), "kernels": compiled.FLOATS if skinny.available() else None,
   }  # fmt: skip
   name = fingerprint.digest([json.dumps(key, sort_keys=True, default=str)])
   return fingerprint.cache_dir() / "prices" / f"{name}.json"

@@ -15,17 +15,20 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from specjax.base import KV, Cache
+from specjax.kernels import skinny
 from specjax.kernels.platform import platform
 
 CHUNK = 128  # tokens; each chunk reads the weights anew
 LONG = 1024  # tokens from which on that is faster
+LONG_IN_CPP = 512  # where attention is in C++: it reads no padding, and else takes as long
 
 Read = Callable[[Cache | None, Array, Array, Array], tuple[KV, Any]]
 
 
 def chunk(T: int) -> int:
   """How many of T tokens are read at once by a causal model."""
-  return CHUNK if platform() == "cpu" and T >= LONG and T % CHUNK == 0 else T
+  long = LONG_IN_CPP if skinny.available() else LONG
+  return CHUNK if platform() == "cpu" and long <= T and T % CHUNK == 0 else T
 
 
 def read_prompts(read: Read, tokens: Array, length: Array, causal: bool) -> tuple[KV, Any]:

@@ -136,11 +136,17 @@ def dense(w: Groups) -> Array:
   return values.astype(w.dtype)
 
 
+def has_groups(params: Any) -> bool:
+  """Whether a tree of weights has a `Groups`."""
+  leaves = jax.tree.leaves(params, is_leaf=lambda w: isinstance(w, Groups))
+  return any(isinstance(w, Groups) for w in leaves)
+
+
 def with_rounding(params: Any) -> Any:
   """A tree of weights whose every `Groups` rounds what it multiplies; None where it has none."""
-  leaves, structure = jax.tree.flatten(params, is_leaf=lambda w: isinstance(w, Groups))
-  if not any(isinstance(w, Groups) for w in leaves):
+  if not has_groups(params):
     return None
+  leaves, structure = jax.tree.flatten(params, is_leaf=lambda w: isinstance(w, Groups))
   changed = [dataclasses.replace(w, rounds=True) if isinstance(w, Groups) else w for w in leaves]
   return jax.tree.unflatten(structure, changed)
 
@@ -163,11 +169,11 @@ rounded.defjvps(lambda dx, _, x: dx)
 
 
 def is_served(x: Array, w: Groups) -> bool:
-  """Whether `product` takes x [..., K]: on one CPU up to 32 rows of float32, none to be rounded.
+  """Whether `product` takes x [..., K]: on one CPU rows of float32, none to be rounded.
 
   Elsewhere XLA widens the matrix first.
   """
-  return not w.rounds and w.dtype == jnp.float32 and skinny.serves_groups(x)
+  return not w.rounds and w.dtype == jnp.float32 and skinny.serves_few_bits(x)
 
 
 @jax.custom_jvp

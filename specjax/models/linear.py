@@ -29,7 +29,7 @@ def linear(x: Array, w: Matrix | Gated) -> Array:
   if isinstance(w, Bfloat16):
     return bfloat16.product(x, w)
   if isinstance(w, Panels):
-    if skinny.serves_rounded(x):
+    if skinny.serves_few_bits(x):
       return panels.product(x, w)
     w = panels.unpacked(w)
   if isinstance(w, Groups):

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,13 +15,15 @@ from jax.typing import DTypeLike
 
 from specjax import checks, fingerprint, switches
 from specjax.base import Drafter, Params, Target
-from specjax.checkpoints import families, gguf, hf, hub, templates
+from specjax.checkpoints import families, gguf, hf, hub, quantised, templates
+from specjax.checkpoints.hf import Checkpoint
 from specjax.checkpoints.trained_for import Identity
 from specjax.data import vocabulary
 from specjax.data.chat import ChatTemplate, Turns, with_known_roles
 from specjax.data.tokenizer import Tokenizer
 from specjax.diffusion.any_subset import AnyOrder
 from specjax.diffusion.base import Denoiser
+from specjax.kernels import skinny
 from specjax.kernels.platform import platform
 from specjax.models import sharding
 from specjax.models.adaptive import adaptive
@@ -28,7 +31,7 @@ from specjax.models.any_order import any_order
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
 from specjax.models.fitted import fitted
-from specjax.models.groups import with_rounding
+from specjax.models.groups import has_groups, with_rounding
 from specjax.models.panels import laid_out
 from specjax.models.skipping import Skipping
 from specjax.models.weights import ACTIVATIONS, WEIGHTS, count_parameters
@@ -268,6 +271,13 @@ def resolve(name: str, revision: str | None = None) -> pathlib.Path:
   )
 
 
+def has_few_bits(name: str) -> bool:
+  """Whether "native" weights may be asked for of a name: of a GGUF file, or of a directory that
+  says how its weights are quantised."""
+  path = resolve(name)
+  return path.suffix == ".gguf" or quantised.KEY in checks.read_json(path / "config.json")
+
+
 def is_companion(model: Model, part: str) -> bool:
   """Whether something of this name ships for a model."""
   name = f"{pathlib.Path(model.name).name}-{part}"
@@ -300,13 +310,27 @@ def _template(model: Model, given: str) -> ChatTemplate:
   return templates.named(checks.text("template", given), bos, eos)
 
 
+def _read(
+  path: pathlib.Path, dtype: DTypeLike, weights: str | None, mesh: Mesh | None
+) -> tuple[Checkpoint, str]:
+  """A checkpoint, and how its matrices lie in memory; None is what is best here, see `load`."""
+  if path.suffix != ".gguf":
+    weights = weights or "float"
+    return hf.load(path, dtype, weights, mesh), weights
+  quick = mesh is None and jnp.dtype(dtype) == jnp.float32 and skinny.available()
+  if weights is None and not quick:
+    weights = "float"
+  found = gguf.load(path, dtype, weights, mesh)
+  return found, weights or ("native" if has_groups(found.params) else "float")
+
+
 @switches.hold
 def load(
   name: str = DEFAULT_MODEL,
   dtype: DTypeLike = jnp.float32,
   *,
   revision: str | None = None,
-  weights: str = "float",
+  weights: str | None = None,
   activations: str = "float",
   mesh: Mesh | None = None,
   skipping: str | None = None,
@@ -324,7 +348,9 @@ def load(
       in float32; "int8" for 8 bits with a scale for each output; or "int4" for 4 bits with a scale
       and an offset for 32 inputs. These change the model's distribution; speculation follows that
       of the model as it is loaded. "native" keeps the few bits that a GGUF file or a directory
-      has, and their values, see `checkpoints.few_bits`.
+      has, and their values, see `checkpoints.few_bits`. None is "float", but "native" for a GGUF
+      file of few bits where products of them are quick: in float32, on one CPU with a C++ compiler.
+      A line on stderr says so.
     activations: "int8" rounds what matrices of "int4" or "native" multiply to 8 bits, each 32
       numbers of a row by their largest, whose products are quicker. It changes the model's
       distribution, as `weights` may.
@@ -344,13 +370,19 @@ def load(
     floating = False
   if dtype is None or not floating:
     checks.refuse("dtype", dtype, "a floating dtype such as jnp.bfloat16")
-  checks.choice("weights", weights, WEIGHTS)
+  if weights is not None:
+    checks.choice("weights", weights, WEIGHTS)
   checks.choice("activations", activations, ACTIVATIONS)
+  path, asked = resolve(name, revision), weights
+  found, weights = _read(path, dtype, weights, mesh)
   if activations == "int8" and weights not in ("int4", "native"):
     checks.refuse("activations", activations, "float, or int8 with weights int4 or native")
-  path = resolve(name, revision)
-  read = gguf.load if path.suffix == ".gguf" else hf.load
-  found = read(path, dtype, weights, mesh)
+  if asked is None and weights == "native":
+    print(
+      f"{name}: matrices keep the few bits of their file, which is quicker here (weights native; "
+      "weights float widens them).",
+      file=sys.stderr,
+    )
   if activations == "int8":
     if not (params := with_rounding(found.params)):
       checks.refuse("activations", activations, f"float for {name}, whose file has no few bits")

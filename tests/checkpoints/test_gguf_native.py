@@ -1,5 +1,6 @@
 """GGUF files whose matrices stay in their own bits, against the package gguf and float weights."""
 
+import dataclasses
 import pathlib
 
 import jax
@@ -9,12 +10,19 @@ import pytest
 from gguf import GGML_QUANT_SIZES, quants
 from gguf import GGMLQuantizationType as Kind
 from gguf_writer import read_directory, write
+from test_gguf import WORDS
 
 from specjax.checkpoints import gguf, gguf_groups
+from specjax.kernels import skinny
+from specjax.models import groups
 from specjax.models.groups import Groups
 from specjax.models.transformer import target
 from specjax.models.weights import dense
+from specjax.names.build.drafters import load_small
+from specjax.names.grammar import Part
 from specjax.names.load import load
+from specjax.train.lm import begun
+from specjax.train.recipe.answers import teacher
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "hf"
 # Where in a block the halves of 16 bits lie; all other bytes may have any value.
@@ -68,6 +76,56 @@ def test_the_model_is_that_of_the_dequantised_file(name, arch, kinds, tmp_path):
   prefill = jax.jit(lambda params: target(wide.config).prefill(params, tokens, jnp.full(1, 8), 16))
   for a, b in zip(*(jax.tree.leaves(prefill(x.params)) for x in (wide, held)), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def second_kind(name, w):
+  """Floats that share a matrix with few bits."""
+  return Kind.BF16 if "attn_v" in name else first_type(name, w)
+
+
+@pytest.mark.parametrize(
+  ("kinds", "quick", "options", "weights"),
+  [
+    (first_type, True, {}, "native"),
+    (first_type, True, {"activations": "int8"}, "native"),
+    (first_type, True, {"weights": "float"}, "float"),
+    (first_type, True, {"dtype": jnp.bfloat16}, "float"),
+    (first_type, False, {}, "float"),
+    (second_kind, True, {}, "float"),
+    (floats, True, {}, "float"),
+  ],
+)
+def test_few_bits_are_kept_where_their_products_are_quick(
+  kinds, quick, options, weights, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setattr(skinny, "available", lambda: quick)
+  metadata, tensors = read_directory(FIXTURES / "llama1", "llama")
+  file = str(write(tmp_path / "m.gguf", "llama", metadata, tensors, kinds))
+  model = load(file, **options)
+  has_scales = any(x.dtype == jnp.float16 for x in jax.tree.leaves(model.params))
+  assert (model.weights, has_scales) == (weights, weights == "native")
+  said = (
+    f"{file}: matrices keep the few bits of their file, which is quicker here (weights native; "
+    "weights float widens them).\n"
+  )
+  assert capsys.readouterr().err == (said if weights == "native" else "")
+
+
+def test_training_has_floats_of_a_file_of_few_bits(tmp_path, monkeypatch):
+  monkeypatch.setattr(skinny, "available", lambda: True)
+  metadata, tensors = read_directory(FIXTURES / "qwen3", "qwen3")
+  file = write(tmp_path / "m.gguf", "qwen3", metadata | WORDS, tensors, first_type)
+  assert load(str(file)).weights == "native"
+  for model in (teacher(str(file), causal=True), begun(str(file), 8)):
+    assert model.weights == "float" and not groups.has_groups(model.params)
+
+
+def test_a_draft_model_of_floats_goes_with_a_file_of_few_bits(tmp_path):
+  target = dataclasses.replace(load("gsm8k-7m"), name="m.gguf", weights="native")
+  assert load_small(target, Part("draft_model", text="gsm8k-7m")).weights == "float"
+  metadata, tensors = read_directory(FIXTURES / "llama1", "llama")
+  file = str(write(tmp_path / "m.gguf", "llama", metadata, tensors, first_type))
+  assert load_small(target, Part("draft_model", text=file), bridged=True).weights == "native"
 
 
 def test_activations_of_8_bits_need_a_file_of_few_bits(tmp_path):

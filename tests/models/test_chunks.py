@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.kernels import skinny
 from specjax.models import chunks, transformer
 from specjax.models.caches import CACHES
 from specjax.models.compressed import compressed
@@ -72,6 +73,11 @@ def test_a_text_does_not_depend_on_the_length_of_its_neighbour():
 @pytest.mark.parametrize("length", [1, 512, 1000, 1025])
 def test_other_lengths_are_read_at_once(length):
   assert chunks.chunk(length) == length
+
+
+def test_chunks_pay_earlier_where_attention_is_in_cpp(monkeypatch):
+  monkeypatch.setattr(skinny, "available", lambda: True)
+  assert [chunks.chunk(T) for T in (256, 512, 1000, 1024)] == [256, 128, 1000, 128]
 
 
 @pytest.mark.slow

@@ -89,11 +89,12 @@ def test_values_rows_and_outputs(bits):
 def test_the_product_of_few_bits_is_that_of_the_values(bits):
   if not compiled.available():
     pytest.skip("there is no C++ compiler")
-  x = np.random.default_rng(1).normal(size=(32, 1280)).astype(np.float32)
+  x = np.random.default_rng(1).normal(size=(70, 1280)).astype(np.float32)
   w = random_groups(37, 1280, bits)
   for R in (1, 5, 11, 32):
     y = groups.product(x[:R], w)
     np.testing.assert_array_equal(y, skinny.product(x[:R], dense(w)))
+    np.testing.assert_array_equal(y, groups.product(x, w)[:R])  # a prompt has the same bits
   dx = jax.grad(lambda x: groups.product(x, w).sum())(x)
   np.testing.assert_allclose(dx, jnp.broadcast_to(dense(w).sum(0), x.shape), rtol=1e-3, atol=0.1)
 

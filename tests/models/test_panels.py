@@ -18,7 +18,7 @@ def made(monkeypatch):
   """One device, as where a user has a CPU alone."""
   if not compiled.available():
     pytest.skip("there is no C++ compiler")
-  monkeypatch.setattr(skinny, "serves_rounded", lambda x: True)
+  monkeypatch.setattr(skinny, "serves_few_bits", lambda x: True)
 
 
 def rounding(out: int, width: int, bits: int) -> groups.Groups:

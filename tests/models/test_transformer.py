@@ -191,7 +191,7 @@ def test_a_write_does_not_grow_with_the_batch():
     lowered = jax.jit(kv_cache.commit).lower(Cache(kv, zeros), kv, zeros[:, None], zeros)
     return lowered.as_text().count("\n")
 
-  assert lines(256) == lines(MANY) < lines(kv_cache.UNROLLED)
+  assert lines(256) == lines(kv_cache.UNROLLED + 1)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def teacher(
   Raises:
     ValueError: there is no such model, or it is of the other kind or without a chat template.
   """
-  model = load(name, dtype, template=template)
+  model = load(name, dtype, weights="float", template=template)
   if not causal:
     _ = model.denoiser  # raises for a causal model
   elif not model.config.causal:

@@ -34,7 +34,7 @@ from specjax.models.exits import sorted_exits
 from specjax.names import grammar
 from specjax.names.build.tree import FILE
 from specjax.names.grammar import Part
-from specjax.names.load import Model, load
+from specjax.names.load import Model, has_few_bits, load
 from specjax.trees import TREES, Static
 from specjax.trees import load as load_tree
 from specjax.trees.prompt_token_budget import allocate
@@ -191,7 +191,8 @@ def load_small(
 ) -> Model:
   """The model that a part names, loaded as `model` is, whose vocabulary it must share.
 
-  One of the two may have a mask token after its last word, which it never says.
+  Where `model` keeps the few bits of its file and this one's has none, it has floats. One of both
+  may have a mask token after its last word, which it never says.
 
   Args:
     bridged: whether its vocabulary may be another, see `build.bridge`.
@@ -202,16 +203,13 @@ def load_small(
   if given is None:
     name = grammar.text_of(part, "a model", hint=", a zoo name or directory")
     mesh = jax.sharding.get_mesh()
+    kept = {"weights": model.weights, "activations": model.activations}
+    if model.weights == "native" and not has_few_bits(name):
+      kept = {"weights": "float"}
     given = (
       model
       if name == model.name
-      else load(
-        name,
-        model.dtype,
-        weights=model.weights,
-        activations=model.activations,
-        mesh=None if mesh.empty else mesh,
-      )
+      else load(name, model.dtype, mesh=None if mesh.empty else mesh, **kept)
     )
   small = given
   if causal and not small.config.causal:
