@@ -80,6 +80,8 @@ class Decoder:
       not go together.
   """
 
+  prices: Prices | None
+
   def __init__(
     self,
     model: Model,
@@ -125,7 +127,7 @@ class Decoder:
     called = tuple(one.processor for one in self._used)
     self.method = method(target, guess, found, called, model.narrow_passes(guess))
     self.weights = speculate.Weights(model.params, weights, judge)
-    self.prices: Prices | None = None
+    self.prices = None
     self._choose = guess.chooser() if guess.chooser is not None else None
     self._warm: set[tuple[int, int]] = set()
 
