@@ -26,6 +26,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Float32, Int32
 
@@ -439,9 +440,14 @@ class Expects(Protocol):
 
 
 class ChooseSize(Protocol):
-  """i32[], which of `Drafter.sizes` drafts in the next rounds, from what all rows have seen."""
+  """Which of `Drafter.sizes` drafts in the next rounds, chosen on the host.
 
-  def __call__(self, params: Params, state: Any, /) -> Array: ...
+  Args:
+    prices: f64[C], of a round of each size, in any one unit.
+    state: the drafter's, which tells what all rows have seen.
+  """
+
+  def __call__(self, prices: np.ndarray, state: Any, /) -> int: ...
 
 
 class Drafter(NamedTuple):
@@ -465,7 +471,7 @@ class Drafter(NamedTuple):
       then have a row where the target's cache has one (static).
     sizes: of a drafter whose drafts have several sizes, one drafter for each, the last of N nodes;
       all have its state, its weights and its depth. It is itself the last of them.
-    choose: with `sizes`, which of them drafts, see `Decoder.advance`.
+    chooser: with `sizes`, makes what chooses among them, and may remember; see `Decoder.advance`.
   """
 
   name: str
@@ -483,7 +489,7 @@ class Drafter(NamedTuple):
   expects: Expects | None = None
   by_pieces: bool = False
   sizes: "tuple[Drafter, ...]" = ()
-  choose: ChooseSize | None = None
+  chooser: Callable[[], ChooseSize] | None = None
 
 
 class InitProcessor(Protocol):

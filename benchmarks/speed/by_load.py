@@ -31,6 +31,7 @@ class Config:
 
   Attributes:
     model: the target.
+    weights, activations: how it is held, as `specjax.load` takes it.
     drafter: in sizes, fixed or by load; a name without a number.
     sizes: nodes of the fixed drafts, the last those of a whole draft.
     clients: how many ask at a time.
@@ -44,6 +45,8 @@ class Config:
   """
 
   model: str = "gsm8k-7m"
+  weights: str = "float"
+  activations: str = "float"
   drafter: str = "eagle3"
   sizes: tuple[int, ...] = (2, 4, 8)
   clients: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
@@ -79,7 +82,8 @@ def main(config: Config) -> None:
   report.check(config, "requests", "repeats", "max_new_tokens", "max_length")
   for i, count in enumerate(config.clients):
     checks.whole(f"clients[{i}]", count, 1)
-  model = dataclasses.replace(specjax.load(config.model), stop=())  # answers of one length
+  loaded = specjax.load(config.model, weights=config.weights, activations=config.activations)
+  model = dataclasses.replace(loaded, stop=())  # answers of one length
   whole = config.sizes[-1]
   names = [
     "none", *(f"{config.drafter}-{n}" for n in config.sizes), f"auto-{whole}[{config.drafter}]",
@@ -115,7 +119,8 @@ def main(config: Config) -> None:
   finally:
     for engine in engines:
       engine.close()
-  prices = np.asarray(engines[-1].decoder.weights.drafter.prices)
+  prices = engines[-1].decoder.prices
+  assert prices is not None
   shown = [
     {
       "clients": str(c["clients"]),
@@ -125,7 +130,7 @@ def main(config: Config) -> None:
     }
     for c in cells
   ]
-  figures = {"cells": cells, "prices": prices[: len(fewer) + 1].tolist()}
+  figures = {"cells": cells, "prices": {n: prices.of(n).tolist() for n in [*fewer, B]}}
   report.publish(config, figures, table.markdown(shown))
 
 

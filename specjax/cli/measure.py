@@ -136,7 +136,7 @@ def run_bench_serve(args: BenchServe) -> None:
   out, console = report.directory(args.out), Console(highlight=False)
   found = serve_load.run(args)
   rows = serve_load.rows(found)
-  report.save(out, report.summary(args, {"rates": found}), table.markdown(rows))
+  report.save(out, report.summary(args, {"runs": found}), table.markdown(rows))
   caption = f"{args.url}; median / 99th percentile; gaps are between pieces of text"
   console.print(table.terminal(rows, caption))
   for sentence in sorted({error for each in found for error in each["errors"]}):

@@ -1,16 +1,15 @@
 """Decode prompts with a model, a drafter and a verifier."""
 
-import functools
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from specjax import checks, distributed, speculate, switches
-from specjax.base import ChooseSize, Params
+from specjax.base import Params
 from specjax.decoding.batching import (
   Result,
   Rounds,
@@ -19,6 +18,7 @@ from specjax.decoding.batching import (
   timed,
 )
 from specjax.decoding.method import method
+from specjax.decoding.prices import ROUNDS, Prices
 from specjax.decoding.texts import cut
 from specjax.names.build.cache import DENSE, build_cache
 from specjax.names.build.drafter import build_drafter
@@ -35,13 +35,6 @@ from specjax.names.build.verifier import build_verifier
 from specjax.names.load import Model, Prompt
 from specjax.processors import Penalties
 from specjax.sampling import GREEDY, SamplingParams, changed, request_keys
-
-ROUNDS = 4  # after which another size of draft may be chosen
-
-
-@functools.partial(jax.jit, static_argnames="choose")
-def _chosen(choose: ChooseSize, params: Params, state: Any) -> Array:
-  return choose(params, state)
 
 
 def pad_to_bucket(length: int) -> int:
@@ -78,10 +71,16 @@ class Decoder:
     batch: B, rows decoded together.
     changes: fields of `sampling` by name, such as temperature=0.7.
 
+  Attributes:
+    prices: what rounds cost, for a drafter of several sizes to choose by, see `decoding.prices`;
+      None where it always drafts the largest.
+
   Raises:
     ValueError: a model that is not causal, a name or number that is not accepted, or parts that do
       not go together.
   """
+
+  prices: Prices | None
 
   def __init__(
     self,
@@ -128,6 +127,8 @@ class Decoder:
     called = tuple(one.processor for one in self._used)
     self.method = method(target, guess, found, called, model.narrow_passes(guess))
     self.weights = speculate.Weights(model.params, weights, judge)
+    self.prices = None
+    self._choose = guess.chooser() if guess.chooser is not None else None
     self._warm: set[tuple[int, int]] = set()
 
   @property
@@ -219,17 +220,23 @@ class Decoder:
   ) -> speculate.DecodeState:
     """`rounds` rounds at most; `state` is used up.
 
-    With a drafter of several sizes every few rounds are those of one size.
+    With a drafter of several sizes, and prices, every few rounds are those of one size.
     """
-    choose = self.method.drafter.choose
-    if choose is None:
+    choose, prices = self._choose, self.prices
+    if choose is None or prices is None:
       return speculate.compiled_advance(
         self.method, self.weights, request, state, jnp.int32(rounds)
       )
-    while rounds > 0 and not bool(state.done.all()):
-      size, now = int(_chosen(choose, self.weights.drafter, state.drafter)), min(rounds, ROUNDS)
-      method = self.methods[size]
-      state = speculate.compiled_advance(method, self.weights, request, state, jnp.int32(now))
+    B, methods = len(request.limit), self.methods
+    while rounds > 0:
+      size, now = choose(prices.of(B), state.drafter), min(rounds, ROUNDS)
+      begin = time.perf_counter()
+      state = speculate.compiled_advance(
+        methods[size], self.weights, request, state, jnp.int32(now)
+      )
+      if np.asarray(state.done).all():  # maybe before the last of these rounds
+        break
+      prices.learn(B, size, (time.perf_counter() - begin) / now)
       rounds -= now
     return state
 

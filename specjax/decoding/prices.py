@@ -1,7 +1,7 @@
 """What a round costs with drafts of each size, for a drafter that chooses among them by load.
 
-The rounds are those of the loop that decodes, so that nothing is compiled for the measurement. They
-write nothing: every row has reached its limit.
+Rounds are timed once, with the programs that decode, and the times are kept. What rounds take
+later, beside other work, with longer texts or with drafts that find little, corrects them.
 
 Letters: B batch, C sizes, S capacity, T padded length of a prompt.
 """
@@ -19,13 +19,42 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import checks, fingerprint, speculate
-from specjax.drafters.combine.by_load import ROWS, Priced, kind
 from specjax.kernels import compiled, skinny
 
 if TYPE_CHECKING:
   from specjax.decoding.decoder import Decoder
 
-TIMES = 5  # of which the median counts
+ROUNDS = 4  # after which another size of draft may be chosen
+TIMES = 7  # of which the median counts
+SEEN, UNSEEN = 0.2, 0.02  # how far a price goes to what rounds took, and that of another size
+MOST = 3.0  # times its price, as which longer rounds count
+
+
+class Prices:
+  """What a round costs, by its rows and the size of its draft, as far as is known now.
+
+  Args:
+    seconds: f64[C] for each B, as `measure` finds them.
+  """
+
+  def __init__(self, batches: Sequence[int], seconds: np.ndarray):
+    self._timed = dict(zip(batches, np.asarray(seconds, float), strict=True))
+    self._factors = {B: np.ones(len(row)) for B, row in self._timed.items()}
+
+  def of(self, B: int) -> np.ndarray:
+    """Seconds f64[C] of a round of B rows."""
+    return self._timed[B] * self._factors[B]
+
+  def learn(self, B: int, size: int, seconds: float) -> None:
+    """A round of B rows took so long.
+
+    Sizes that are not run follow slowly, so that neither a busy machine nor one long round decides
+    for good which of them is run.
+    """
+    factors = self._factors[B]
+    ratio = seconds / self._timed[B][size]
+    factors[size] += SEEN * (min(ratio, MOST * factors[size]) - factors[size])
+    factors += UNSEEN * (factors[size] - factors)
 
 
 def measure(decoder: "Decoder", batches: Sequence[int], T: int, capacity: int) -> np.ndarray:
@@ -38,19 +67,23 @@ def measure(decoder: "Decoder", batches: Sequence[int], T: int, capacity: int) -
   methods = decoder.methods
   found = np.zeros((len(batches), len(methods)))
   for i, B in enumerate(batches):
-    request = decoder.request(np.zeros(B, int), np.full(B, T))
+    limit = np.full(B, capacity - 1 - decoder.method.drafter.depth)
+    request = decoder.request(np.zeros(B, int), limit)
+    request = request._replace(stop=jnp.full_like(request.stop, -1))
     tokens, length = jnp.zeros((B, T), jnp.int32), jnp.full(B, T, jnp.int32)
-    state = speculate.compiled_start(
+    begun = speculate.compiled_start(
       decoder.method, decoder.weights, tokens, length, request, capacity
     )
     seconds: list[list[float]] = [[] for _ in methods]
     for _ in range(1 + TIMES):  # in turns; the first may compile
       for method, own in zip(methods, seconds, strict=True):
-        state = state._replace(done=jnp.zeros(B, bool))
+        state = jax.block_until_ready(jax.tree.map(jnp.copy, begun))
         begin = time.perf_counter()
-        state = speculate.compiled_advance(method, decoder.weights, request, state, jnp.int32(1))
-        jax.block_until_ready(state)
-        own.append(time.perf_counter() - begin)
+        state = speculate.compiled_advance(
+          method, decoder.weights, request, state, jnp.int32(ROUNDS)
+        )
+        passes = int(np.asarray(state.stats.passes).max())
+        own.append((time.perf_counter() - begin) / max(passes, 1))
     found[i] = [np.median(own[1:]) for own in seconds]
   return found
 
@@ -62,7 +95,8 @@ def _file(decoder: "Decoder", batches: Sequence[int], T: int, capacity: int) -> 
     "drafter": decoder.name, "verifier": decoder.verifier, "cache": decoder.cache,
     "processors": [one.name for one in decoder.method.processors],
     "dtype": str(jnp.dtype(decoder.model.dtype)),
-    "batches": list(batches), "T": T, "capacity": capacity, "jax": jax.__version__,
+    "rounds": ROUNDS, "batches": list(batches), "T": T, "capacity": capacity,
+    "jax": jax.__version__,
     "machine": [platform.node(), platform.machine(), device.platform, device.device_kind],
     "devices": jax.device_count(), "kernels": compiled.FLOATS if skinny.available() else None,
   }  # fmt: skip
@@ -70,24 +104,15 @@ def _file(decoder: "Decoder", batches: Sequence[int], T: int, capacity: int) -> 
   return fingerprint.cache_dir() / "prices" / f"{name}.json"
 
 
-def prices(decoder: "Decoder", batches: Sequence[int], T: int, capacity: int) -> Priced:
-  """The drafter's weights with the prices of this machine, timed unless they are kept; see
-  `measure`."""
-  weights = decoder.weights.drafter
-  assert isinstance(weights, Priced)
+def prices(decoder: "Decoder", batches: Sequence[int], T: int, capacity: int) -> Prices:
+  """The prices of this machine, timed unless they are kept; see `measure`."""
   file = _file(decoder, batches, T, capacity)
-  shape = (len(batches), weights.prices.shape[1])
   kept = checks.read_json(file) if file.exists() else {}
   found = np.asarray(kept.get("seconds", []))
-  if found.shape != shape:
+  if found.shape != (len(batches), len(decoder.methods)):
     found = measure(decoder, batches, T, capacity)
     file.parent.mkdir(parents=True, exist_ok=True)
     whole = file.with_suffix(f".{os.getpid()}")  # another process may read the file meanwhile
     whole.write_text(json.dumps({"batches": list(batches), "seconds": found.tolist()}))
     os.replace(whole, file)
-  table = np.empty((ROWS, shape[1]), np.float32)
-  of_kind = [kind(B) for B in batches]
-  for row in range(ROWS):
-    nearest = min(range(len(batches)), key=lambda i: abs(of_kind[i] - row))
-    table[row] = found[nearest]
-  return weights._replace(prices=jnp.asarray(table))
+  return Prices(batches, found)

@@ -94,6 +94,7 @@ class BenchServe:
     model: what the server calls it; by default the first that it names.
     prompts: JSONL with `question`, `prompt` or `turns`; by default our own questions.
     rates: requests a second, one run each.
+    clients: instead of rates, how many ask at a time, each again once it is answered; one run each.
     requests: of each run.
     max_new_tokens: budget of an answer.
     temperature: 0 is greedy.
@@ -108,6 +109,7 @@ class BenchServe:
   model: Optional = None
   prompts: Optional = None
   rates: tuple[float, ...] = (1.0, 2.0, 4.0)
+  clients: Numbers = ()
   requests: int = 40
   max_new_tokens: int = 64
   temperature: float = 0.0

@@ -1,13 +1,15 @@
 """How a server answers under load: any that speaks OpenAI's protocol.
 
 Requests arrive at a rate, whether or not earlier ones have been answered (an open loop), at times
-that are a Poisson process: that is how users come, and a queue that grows is seen.
+that are a Poisson process: that is how users come, and a queue that grows is seen. Or a number of
+clients each ask again once they are answered (a closed loop): that shows what a batch gives.
 """
 
 import asyncio
+import contextlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 import httpx2
@@ -99,11 +101,12 @@ async def ask(client: httpx2.AsyncClient, body: dict[str, Any], began: float) ->
   return Answer(asked, ended, pieces, count, "" if pieces else "an answer without text")
 
 
-async def run_rate(
-  config: BenchServe, model: str, texts: Sequence[str], rate: float, progress: Progress
-) -> list[Answer]:
-  """All requests of one rate, in the order of their arrivals."""
-  task = progress.add_task(f"{rate:g} requests a second", total=len(texts))
+@contextlib.asynccontextmanager
+async def asking(
+  config: BenchServe, model: str, texts: Sequence[str], what: str, progress: Progress
+) -> AsyncIterator[tuple[float, Callable[[int], Awaitable[Answer]]]]:
+  """(when the run began; what sends request i and returns its answer); `what` names the run."""
+  task = progress.add_task(what, total=len(texts))
   limits = httpx2.Limits(max_connections=None)
   headers = {"Authorization": f"Bearer {config.key}"}
   async with httpx2.AsyncClient(
@@ -111,8 +114,7 @@ async def run_rate(
   ) as client:
     began = time.monotonic()
 
-    async def one(i: int, at: float) -> Answer:
-      await asyncio.sleep(max(began + at - time.monotonic(), 0))
+    async def one(i: int) -> Answer:
       body = {
         "model": model, "messages": [{"role": "user", "content": texts[i]}], "stream": True,
         "stream_options": {"include_usage": True}, "temperature": config.temperature,
@@ -122,12 +124,42 @@ async def run_rate(
       progress.advance(task)
       return answer
 
+    yield began, one
+
+
+async def run_rate(
+  config: BenchServe, model: str, texts: Sequence[str], rate: float, progress: Progress
+) -> list[Answer]:
+  """All requests of one rate, in the order of their arrivals."""
+  what = f"{rate:g} requests a second"
+  async with asking(config, model, texts, what, progress) as (began, one):
+
+    async def later(i: int, at: float) -> Answer:
+      await asyncio.sleep(max(began + at - time.monotonic(), 0))
+      return await one(i)
+
     times = arrivals(rate, len(texts), config.seed)
-    return list(await asyncio.gather(*(one(i, at) for i, at in enumerate(times))))
+    return list(await asyncio.gather(*(later(i, at) for i, at in enumerate(times))))
 
 
-def figures(config: BenchServe, rate: float, answers: Sequence[Answer]) -> dict[str, Any]:
-  """What a run says; times in milliseconds, NaN where nothing was answered."""
+async def run_clients(
+  config: BenchServe, model: str, texts: Sequence[str], count: int, progress: Progress
+) -> list[Answer]:
+  """All requests of so many clients, each of which takes the next that nobody has."""
+  left = iter(range(len(texts)))
+  async with asking(config, model, texts, f"{count} clients", progress) as (_, one):
+
+    async def client() -> list[Answer]:
+      return [await one(i) for i in left]
+
+    own = await asyncio.gather(*(client() for _ in range(count)))
+    return [answer for each in own for answer in each]
+
+
+def figures(
+  config: BenchServe, load: dict[str, float], answers: Sequence[Answer]
+) -> dict[str, Any]:
+  """What a run says; times in milliseconds, NaN where nothing was answered. `load` names it."""
   good = [x for x in answers if not x.error]
   seconds = max(x.ended for x in answers) - min(x.asked for x in answers)
   kept = sum(x.first <= config.first and x.between <= config.between for x in good)
@@ -140,7 +172,7 @@ def figures(config: BenchServe, rate: float, answers: Sequence[Answer]) -> dict[
     ]
 
   return {
-    "rate": rate,
+    **load,
     "answered": len(good),
     "failed": len(answers) - len(good),
     "requests_per_second": len(good) / seconds,
@@ -155,11 +187,11 @@ def figures(config: BenchServe, rate: float, answers: Sequence[Answer]) -> dict[
 
 
 def rows(found: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-  """The table: a rate a row; pairs are the median and the 99th percentile."""
+  """The table: a run a row; pairs are the median and the 99th percentile."""
   pair = "{:.0f} / {:.0f}".format
   return [
     {
-      "asked/s": f"{x['rate']:g}",
+      **({"asked/s": f"{x['rate']:g}"} if "rate" in x else {"clients": f"{x['clients']}"}),
       "answered": f"{x['answered']} of {x['answered'] + x['failed']}",
       "good/s": f"{x['goodput']:.2f}",
       "tokens/s": f"{x['tokens_per_second']:.1f}",
@@ -189,7 +221,9 @@ def model_of(config: BenchServe) -> str:
 
 
 def run(config: BenchServe) -> list[dict[str, Any]]:
-  """The figures of every rate, one run after the other, after one request that warms up.
+  """The figures of every rate, or number of clients, one run after the other.
+
+  One request warms up.
 
   Raises:
     ValueError: an option that is not accepted, or no server.
@@ -197,11 +231,16 @@ def run(config: BenchServe) -> list[dict[str, Any]]:
   report.check(config, "requests", "max_new_tokens")
   for rate in config.rates:
     checks.number("rates", rate, above=0)
+  for count in config.clients:
+    checks.whole("clients", count, 1)
   texts, model = questions(config.prompts, config.requests), model_of(config)
   found = []
   with Progress(console=Console(stderr=True), transient=True) as progress:
     asyncio.run(run_rate(config, model, texts[:1], 1.0, progress))
-    for rate in config.rates:
+    for count in config.clients:
+      answers = asyncio.run(run_clients(config, model, texts, count, progress))
+      found.append(figures(config, {"clients": count}, answers))
+    for rate in () if config.clients else config.rates:
       answers = asyncio.run(run_rate(config, model, texts, rate, progress))
-      found.append(figures(config, rate, answers))
+      found.append(figures(config, {"rate": rate}, answers))
   return found

@@ -25,7 +25,6 @@ from specjax.decoding.decoder import Decoder
 from specjax.decoding.prices import prices
 from specjax.decoding.scores import Score, scores
 from specjax.decoding.texts import cut
-from specjax.drafters.combine.by_load import Priced
 from specjax.names.load import Prompt
 from specjax.processors import Penalties
 from specjax.sampling import SamplingParams, changed
@@ -102,14 +101,13 @@ class Engine:
     self.lengths = padded_lengths(decoder, self.max_length, self.capacity)
     checks.whole("prefixes", prefixes, 0, BYTES)
     self.pieces = Pieces(decoder, self.capacity, prefixes) if prefixes else None
-    B, by_load = decoder.batch, isinstance(decoder.weights.drafter, Priced)
+    B, by_load = decoder.batch, decoder.method.drafter.chooser is not None
     self._mesh = jax.sharding.get_mesh()  # the thread would have none
     if fewer is None:  # a mesh shares out the rows of whole batches
       fewer = powers(B) if by_load and self._mesh.empty else []
     self.sizes = sorted({checks.whole(f"fewer[{i}]", n, 1, B) for i, n in enumerate(fewer)} | {B})
     if by_load:
-      own = prices(decoder, self.sizes, self.lengths[0], self.capacity)
-      decoder.weights = decoder.weights._replace(drafter=own)
+      decoder.prices = prices(decoder, self.sizes, self.lengths[0], self.capacity)
     self.watchers = []
     self._fitting = Fitting(self.sizes)
     self._waiting = collections.deque[Ticket]()

@@ -35,7 +35,7 @@ def test_figures_by_hand():
     Answer(1.0, 4.0, [1.1, 3.9], 5),  # 0.7 a token
     Answer(2.0, 2.1, [], 0, "429: busy"),
   ]
-  found = serve_load.figures(config, 2.0, answers)
+  found = serve_load.figures(config, {"rate": 2.0}, answers)
   assert (found["answered"], found["failed"], found["errors"]) == (3, 1, ["429: busy"])
   assert found["requests_per_second"] == 3 / 4 and found["tokens_per_second"] == 16 / 4
   assert found["goodput"] == 1 / 4
@@ -102,9 +102,23 @@ def test_a_server_is_asked_at_a_rate():
   assert 45 <= found["first_ms"][0] < 150 and 18 <= found["token_ms"][0] < 60
 
 
+def test_clients_wait_for_their_answers():
+  texts = serve_load.questions(None, 6)
+  with server(0.05) as (url, asked):
+    config = BenchServe(url=url, clients=(1, 3), requests=6)
+    one, three = serve_load.run(config)
+  assert [body["messages"][0]["content"] for body in asked[1:7]] == texts
+  assert sorted(body["seed"] for body in asked[7:]) == [0, 1, 2, 3, 4, 5]
+  assert (one["clients"], one["answered"], three["clients"], three["answered"]) == (1, 6, 3, 6)
+  # An answer takes 150 ms.
+  assert one["requests_per_second"] < 1 / 0.15 < three["requests_per_second"] < 3 / 0.15
+  assert serve_load.rows([one])[0]["clients"] == "1"
+
+
 @pytest.mark.parametrize(
   ("arguments", "words"),
   [
+    (["--clients", "0"], "clients"),
     (["--url", "http://127.0.0.1:9/v1"], "url"),
     (["--rates", "0"], "rates"),
     (["--requests", "0"], "requests"),

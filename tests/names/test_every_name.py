@@ -435,7 +435,7 @@ def recorded(drafter: Drafter) -> Drafter:
     init=init, propose=propose,
     update=lambda p, t, s, **more: (drafter.update(p, t, s[0], **more), s[1]),
     evaluate=None if drafter.evaluate is None else inner(drafter.evaluate),
-    sizes=(), choose=None,
+    sizes=(), chooser=None,
   )  # fmt: skip
 
 

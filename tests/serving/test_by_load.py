@@ -3,15 +3,17 @@
 import itertools
 import threading
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cut import cut
 from test_conversation import MODEL
 from test_engine import ASKED, END, alone
 
 from specjax import Decoder, speculate
 from specjax.decoding import prices
-from specjax.drafters.combine.by_load import best, chances
+from specjax.drafters.combine.by_load import PRIOR, TRY, Chooser, Seen, best, chances, pooled
 from specjax.serving.engine import Engine
 from specjax.serving.rows import DecodeRows
 
@@ -104,16 +106,58 @@ def test_prices_are_kept(timed, tmp_path):
   for batches, measured in (([1, 2, 4], 1), ([1, 2, 4], 1), ([1, 2], 2)):
     found = prices.prices(decoder, batches, 32, 64)
     assert len(timed) == measured == len(list((tmp_path / "specjax" / "prices").iterdir()))
-    table = np.asarray(found.prices)
-    np.testing.assert_allclose(table[:2], [[1.0, 1.1, 1.3], [1.0, 1.4, 2.5]])
-    last = [1.0, 2.5, 6.0] if len(batches) > 2 else [1.0, 1.4, 2.5]
-    np.testing.assert_allclose(table[2:], np.tile(last, (15, 1)))
+    for B, row in zip(batches, [[1.0, 1.1, 1.3], [1.0, 1.4, 2.5], [1.0, 2.5, 6.0]], strict=False):
+      np.testing.assert_allclose(found.of(B), row)
 
 
-def test_prices_are_of_rounds_that_write_nothing():
+def test_prices_are_of_rounds():
   decoder = Decoder(MODEL, "auto-4[prompt_lookup]", "target_only")
   found = prices.measure(decoder, [1, 2], 32, 64)
   assert found.shape == (2, 3) and (found > 0).all()
+
+
+def test_rounds_correct_their_price():
+  """Those of one size twice as long, which is learnt; other sizes follow, other rows do not."""
+  found = prices.Prices([1, 2], np.array([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]]))
+  found.learn(1, 1, 1000.0)
+  assert found.of(1)[1] < 3.0  # one long round is not believed
+  for _ in range(500):
+    found.learn(1, 1, 4.0)
+  np.testing.assert_allclose(found.of(1), [2.0, 4.0, 8.0], rtol=1e-3)
+  np.testing.assert_allclose(found.of(2), [1.0, 2.0, 4.0])
+  for _ in range(30):
+    found.learn(2, 2, 2.0)
+  small, _, large = found.of(2) / [1.0, 2.0, 4.0]
+  assert 0.5 < large < 0.6 < small < 0.9
+
+
+@pytest.mark.parametrize("text", [[3, 1, 4, 1, 5, 9], [2, 7]])
+def test_a_head_reads_all_text_whatever_is_drafted(text):
+  """After rounds of every size it keeps what it keeps after reading the whole text at once."""
+  decoder = Decoder(cut(), "auto-4[eagle3]", "target_only")
+  tokens = jnp.asarray([[*text, *[0] * (32 - len(text))]], jnp.int32)
+  request = decoder.request(np.zeros(1, int), np.array([28]))
+  request = request._replace(stop=jnp.full_like(request.stop, -1))
+
+  def read(tokens, n):
+    arguments = decoder.method, decoder.weights, tokens, jnp.array([n], jnp.int32), request
+    return speculate.compiled_start(*arguments, 64)
+
+  state = read(tokens, len(text))
+  for size in (0, 2, 0, 1, 0, 0, 2):
+    state = speculate.compiled_advance(
+      decoder.methods[size], decoder.weights, request, state, jnp.int32(1)
+    )
+  n = int(state.context.length[0])
+  assert n > len(text) + 6
+  whole = read(state.context.tokens[:, :32], n)
+
+  def kept(x):
+    x = np.asarray(x)
+    return x[:, :, : n - 1] if x.ndim == 4 else x
+
+  for x, y in zip(*(jax.tree.leaves(s.drafter.own) for s in (state, whole)), strict=True):
+    np.testing.assert_allclose(kept(x), kept(y), atol=2e-4)
 
 
 def expected(widths, cost, gains):
@@ -126,16 +170,40 @@ def test_the_best_size_is_taken():
   rng, widths = np.random.default_rng(0), (1, 2, 4, 8)
   for _ in range(200):
     gains, cost = rng.uniform(size=8), 1 + np.cumsum(rng.uniform(size=4))
-    found = best(widths, jnp.asarray(cost, jnp.float32), jnp.asarray(gains, jnp.float32))
-    assert int(found) == expected(widths, cost, gains)
+    found = best(widths, cost, gains)
+    assert found == expected(widths, cost, gains)
 
 
 def test_chances_are_those_of_a_row_where_it_has_many():
-  tries = jnp.asarray([[0.0, 500.0], [0.0, 0.0], [0.0, 500.0]])
-  hits = jnp.asarray([[0.0, 450.0], [0.0, 0.0], [0.0, 50.0]])
-  found = np.asarray(chances(tries, hits))[:, 1]
-  np.testing.assert_allclose(found, [0.9, 0.5, 0.1], atol=0.01)
-  assert 0 < chances(jnp.zeros((1, 3)), jnp.zeros((1, 3)))[0, 2] < 1
+  tries = np.array([[0.0, 500.0], [0.0, 0.0], [0.0, 500.0]])
+  hits = np.array([[0.0, 450.0], [0.0, 0.0], [0.0, 50.0]])
+  found = chances(tries, hits, pooled(tries, hits, np.ones(2)))
+  np.testing.assert_allclose(found[:, 1], [0.9, 0.5, 0.1], atol=0.01)
+
+
+def test_a_node_that_is_not_tried_is_no_likelier_than_those_before_it():
+  tries = np.array([[100.0, 100.0, 0.0, 0.0]])
+  found = pooled(tries, 0.1 * tries, PRIOR ** np.arange(4.0))
+  assert (np.diff(found) <= 0).all() and found[3] < 0.15
+
+
+def seen(rounds, chance):
+  """What a row has after so many rounds of all of 4 nodes."""
+  tries = np.full((1, 4), float(rounds))
+  return Seen((), tries, tries * chance ** np.arange(4), np.ones(1, bool))
+
+
+def test_a_new_request_begins_with_what_was_usual():
+  """A guess is right one time in ten and costs half a round: nothing pays."""
+  prices, choose = np.array([1.0, 1.5, 2.5]), Chooser((1, 2, 4))
+  assert choose(prices, seen(0, 0.1)) == 1  # nobody knows
+  chosen = [choose(prices, seen(rounds, 0.1)) for _ in range(20) for rounds in (8, 16, 24)]
+  assert choose(prices, seen(0, 0.1)) == 0
+  assert chosen[TRY - 2] == 1 and sum(chosen[9:]) == 1  # one is a try
+  # And back, after a while in which guesses are right.
+  for _ in range(60):
+    choose(prices, seen(24, 0.95))
+  assert choose(prices, seen(0, 0.95)) == 2
 
 
 @pytest.mark.parametrize(("name", "words"), [

@@ -16,29 +16,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from specjax.base import Context, Draft, Drafter, Evaluation, Features, Params, Verdict
 from specjax.drafters.stateless import none
 from specjax.sampling import NoiseSource, Settings
 
-ROWS = 17  # kinds of batches, by the logarithm of B
-PRIOR = 0.75  # of each guess, that it is accepted where that above it was
-POOLED, OWN = 2.0, 4.0  # rounds that the prior, and what other rows saw, count as
+PRIOR = 0.75  # of a guess of which nothing was seen, that it is accepted where that before it was
+POOLED, OWN = 2.0, 4.0  # rounds that what was usual, and what other rows saw, count as
 MEMORY = 0.98  # of a round in the next
-
-
-class Priced(NamedTuple):
-  """The weights.
-
-  Attributes:
-    own: the drafter's.
-    prices: f32[ROWS, C], of a round of B rows with a draft of each size, in any one unit; row
-      `kind(B)` counts. Where they are equal the largest draft is taken.
-  """
-
-  own: Params
-  prices: Array
+USUAL = 0.05  # how far what is usual goes to what the rows of now see
+TRY = 50  # of so many choices one is the next larger size, so that it stays known
 
 
 class Seen(NamedTuple):
@@ -57,33 +46,56 @@ class Seen(NamedTuple):
   live: Array
 
 
-def kind(B: int) -> int:
-  """Which row of the prices is for B rows: 1, 2, up to 4, up to 8, ..."""
-  return (B - 1).bit_length()
+def pooled(tries: np.ndarray, hits: np.ndarray, usual: np.ndarray) -> np.ndarray:
+  """f64[N], that a node is accepted, together with those above it, by rounds f32[B, N] of all rows.
 
-
-def chances(tries: Array, hits: Array) -> Array:
-  """f32[B, N], that a node is accepted, together with those above it.
-
-  A row's own rounds count most; where it has few, those of all rows, and then a prior.
+  Nodes that no draft has had for long are thought of as those before them, and `usual` f64[N].
   """
-  N = tries.shape[1]
-  prior = jnp.asarray([PRIOR**i for i in range(N)], jnp.float32)
-  pooled = (hits.sum(0) + POOLED * prior) / (tries.sum(0) + POOLED)
-  return (hits + OWN * pooled[None]) / (tries + OWN)
+  tried, hit = tries.sum(0), hits.sum(0)
+  found = np.ones(len(usual))
+  for i in range(1, len(usual)):
+    before = min(usual[i], found[i - 1])
+    found[i] = (hit[i] + POOLED * before) / (tried[i] + POOLED)
+  return found
 
 
-def best(widths: Sequence[int], prices: Array, gains: Array) -> Array:
-  """i32[], the size with the most expected tokens for its price, the larger of equal ones.
+def chances(tries: np.ndarray, hits: np.ndarray, usual: np.ndarray) -> np.ndarray:
+  """f64[B, N], that a node is accepted: a row's own rounds count most, then `usual`."""
+  return (hits + OWN * usual) / (tries + OWN)
+
+
+def best(widths: Sequence[int], prices: np.ndarray, gains: np.ndarray) -> int:
+  """The size with the most expected tokens for its price.
 
   Args:
     widths: nodes of each size, the root included, rising.
-    prices: f32[C].
-    gains: f32[N], what all rows expect of each node; of the root, how many rows there are.
+    prices: f64[C], of a round, in any one unit.
+    gains: f64[N], what all rows expect of each node; of the root, how many rows there are.
   """
-  sums = jnp.cumsum(gains)
-  rate = jnp.stack([sums[width - 1] for width in widths]) / prices
-  return jnp.int32(len(widths) - 1) - jnp.argmax(rate[::-1]).astype(jnp.int32)
+  tokens = np.cumsum(gains)[np.asarray(widths) - 1]
+  return int(np.argmax(tokens / prices))
+
+
+class Chooser:
+  """Chooses sizes of drafts, a `base.ChooseSize`, and remembers what was usual.
+
+  Args:
+    widths: nodes of each size, the root included, rising.
+  """
+
+  def __init__(self, widths: Sequence[int]):
+    self.widths, self.choices = widths, 0
+    self.usual = PRIOR ** np.arange(float(widths[-1]))
+
+  def __call__(self, prices: np.ndarray, state: Any) -> int:
+    tries, hits, live = (np.asarray(x, float) for x in (state.tries, state.hits, state.live))
+    now = pooled(tries, hits, self.usual)
+    self.usual += USUAL * (now - self.usual)
+    self.choices += 1
+    gains = live @ chances(tries, hits, now)
+    gains[0] = live.sum()
+    size = best(self.widths, prices, gains)
+    return min(size + (self.choices % TRY == 0), len(self.widths) - 1)
 
 
 @functools.cache
@@ -115,10 +127,10 @@ def by_load(*drafters: Drafter) -> Drafter:
   def init(
     params: Params, target_params: Params, context: Context, features: Features, capacity: int
   ) -> Any:
-    own = whole.init(params.own, target_params, context, features, capacity)
+    own = whole.init(params, target_params, context, features, capacity)
     for source in drafters[:-1]:
       begin = functools.partial(source.init, capacity=capacity)
-      other = jax.eval_shape(begin, params.own, target_params, context=context, features=features)
+      other = jax.eval_shape(begin, params, target_params, context=context, features=features)
       if jax.tree.map(jnp.shape, own) != jax.tree.map(jnp.shape, other):
         raise ValueError(
           f"drafter={source.name!r} cannot draft by load: what it keeps depends on its size."
@@ -136,7 +148,7 @@ def by_load(*drafters: Drafter) -> Drafter:
     noise: NoiseSource,
   ) -> tuple[Draft, Any]:
     own = state.own
-    draft, after = source.propose(params.own, target_params, own, context, settings, noise)
+    draft, after = source.propose(params, target_params, own, context, settings, noise)
     if not all(a is b for a, b in zip(*map(jax.tree.leaves, (own, after)), strict=True)):
       raise ValueError(
         f"drafter={source.name!r} cannot draft by load: it writes its state while it drafts."
@@ -154,6 +166,7 @@ def by_load(*drafters: Drafter) -> Drafter:
     return none().propose((), (), (), context, settings, noise)[0], state
 
   def update(
+    depth: int,
     params: Params,
     target_params: Params,
     state: Any,
@@ -162,7 +175,11 @@ def by_load(*drafters: Drafter) -> Drafter:
     verdict: Verdict,
     rows: Array,
   ) -> Any:
-    own = whole.update(params.own, target_params, state.own, draft, evaluation, verdict, rows)
+    # No path is longer than the draft, so that layers of a head run no more rows than it has.
+    short = verdict._replace(
+      path=verdict.path[:, : depth + 1], tokens=verdict.tokens[:, : depth + 1]
+    )
+    own = whole.update(params, target_params, state.own, draft, evaluation, short, rows)
     live, node = rows > 0, jnp.arange(N)[None]
     walked = jnp.arange(verdict.path.shape[1])[None] <= verdict.count[:, None]
     hit = ((verdict.path[..., None] == node[None]) & walked[..., None]).any(1)
@@ -183,35 +200,32 @@ def by_load(*drafters: Drafter) -> Drafter:
     rows: Array,
   ) -> Any:
     given = whole.read or whole.update
-    own = given(params.own, target_params, state.own, draft, evaluation, verdict, rows)
+    own = given(params, target_params, state.own, draft, evaluation, verdict, rows)
     return state._replace(own=own)
 
   def keep(params: Params, state: Any, context: Context) -> Params:
     assert whole.keep is not None
-    return params._replace(own=whole.keep(params.own, state.own, context))
-
-  def choose(params: Params, state: Any) -> Array:
-    gains = chances(state.tries, state.hits).at[:, 0].set(1.0)
-    live = state.live.astype(jnp.float32)[:, None]
-    return best(widths, params.prices[kind(len(live))], (gains * live).sum(0))
+    return whole.keep(params, state.own, context)
 
   largest = whole._replace(
     name=f"auto[{whole.name}]",
     init=init,
     propose=functools.partial(propose, whole),
-    update=update,
+    update=functools.partial(update, whole.depth),
     read=read,
     keep=whole.keep and keep,
     expects=None,
   )
   smaller = (
-    largest._replace(nodes=source.nodes, propose=functools.partial(propose, source))
+    largest._replace(
+      nodes=source.nodes,
+      propose=functools.partial(propose, source),
+      update=functools.partial(update, source.depth),
+    )
     for source in drafters[:-1]
   )
-  empty = largest._replace(nodes=1, propose=nothing, varies=False)
-  return largest._replace(sizes=(empty, *smaller, largest), choose=choose)
-
-
-def unpriced(own: Params, sizes: int) -> Priced:
-  """Weights of `by_load` with `sizes` drafters before a round was timed: all cost the same."""
-  return Priced(own, jnp.ones((ROWS, 1 + sizes)))
+  empty = largest._replace(
+    nodes=1, propose=nothing, update=functools.partial(update, 0), varies=False
+  )
+  chooser = functools.partial(Chooser, widths)
+  return largest._replace(sizes=(empty, *smaller, largest), chooser=chooser)

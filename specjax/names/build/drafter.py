@@ -13,7 +13,7 @@ from specjax.base import Drafter, Params
 from specjax.checkpoints.trained_for import checked
 from specjax.data import datastore, trigrams
 from specjax.drafters import fallback, forced, union
-from specjax.drafters.combine.by_load import by_load, unpriced
+from specjax.drafters.combine.by_load import by_load
 from specjax.drafters.layers import skipped_layers
 from specjax.drafters.layers.dynamic_exit import unseen
 from specjax.drafters.layers.over_cache import over_cache
@@ -251,7 +251,7 @@ def _auto(model: Model, part: Part, tree: Any, draft_length: Any, joined: bool) 
   built = [_single(model, inner._replace(numbers=(size,))) for size in sizes]
   drafter = by_load(*(drafter for _, drafter, _ in built))
   name = spec.show([Part("auto", (nodes,), spec.show([inner]))])
-  return name, drafter, unpriced(built[-1][2], len(sizes))
+  return name, drafter, built[-1][2]
 
 
 # Drafters that are made of more than a target and numbers.
