@@ -49,7 +49,7 @@ def compiled(decoder: specjax.Decoder, tokens: int) -> dict[str, float]:
   return {
     "seconds": time.perf_counter() - begin,
     "processor": time.process_time() - busy,
-    "copies": program.as_text().count(" copy("),
+    "copies": (program.as_text() or "").count(" copy("),
   }
 
 
