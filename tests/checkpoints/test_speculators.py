@@ -4,7 +4,6 @@ The keys are those that vLLM's `SpeculatorsConfig` and its functions for each ki
 that the package's own classes require, as of autumn 2026.
 """
 
-import dataclasses
 import json
 import pathlib
 
@@ -29,7 +28,6 @@ from test_published_heads import (
 )
 
 from specjax.checkpoints import formats
-from specjax.checkpoints.trained_for import Identity
 from specjax.cli.main import main
 from specjax.heads.dflash import DFlashConfig
 from specjax.heads.dspark import DSparkConfig
@@ -195,16 +193,3 @@ def test_the_command_writes_the_path_of_the_zoos_target(tmp_path, capsys):
   target = json.loads(pathlib.Path(named, "config.json").read_text())
   assert target["hidden_size"] == raw["target_hidden_size"]
   assert load_file(tmp_path / "model.safetensors")["fc.weight"].dtype == jnp.bfloat16
-
-
-def test_the_package_itself_loads_what_is_written(tmp_path):
-  """Where torch and speculators are installed."""
-  pytest.importorskip("speculators")
-  from speculators.models.eagle3 import Eagle3DraftModel
-
-  own = made("eagle3", dataclasses.replace(Eagle3Config(2), hidden_layers=(2, 4, 5)), IDS)
-  base = Identity(None, V, E, MODEL.layers)
-  formats.save(tmp_path, "speculators", own, MODEL, target_params(), base=base, dtype=jnp.bfloat16)
-  theirs = Eagle3DraftModel.from_pretrained(tmp_path).state_dict()
-  for name, x in load_file(tmp_path / "model.safetensors").items():
-    np.testing.assert_array_equal(theirs[name].float().numpy(), np.asarray(x, np.float32))
