@@ -7,8 +7,8 @@ Without --data, GSM8K comes from the TFDS catalogue (needs a network).
 
 import sys
 
-from specjax import command_line
 from specjax.train.lm import Config, main
+from specjax.train.recipe import options
 from specjax.train.recipe.config import Network, Training
 
 CONFIG = Config(
@@ -21,4 +21,4 @@ CONFIG = Config(
 )
 
 if __name__ == "__main__":
-  sys.exit(command_line.run(main, Config, __doc__, default=CONFIG))
+  sys.exit(options.command(main, Config, __doc__, default=CONFIG))

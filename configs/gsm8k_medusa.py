@@ -9,9 +9,9 @@ import sys
 
 import tyro
 
-from specjax import command_line
 from specjax.heads.medusa import MedusaConfig
 from specjax.train.heads import Config, main
+from specjax.train.recipe import options
 from specjax.train.recipe.config import Training
 
 CONFIG = Config(
@@ -28,4 +28,4 @@ CONFIG = Config(
 
 if __name__ == "__main__":
   markers = (tyro.conf.OmitSubcommandPrefixes,)
-  sys.exit(command_line.run(main, Config, __doc__, default=CONFIG, markers=markers))
+  sys.exit(options.command(main, Config, __doc__, default=CONFIG, markers=markers))

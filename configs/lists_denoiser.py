@@ -11,10 +11,10 @@ import json
 import pathlib
 import sys
 
-from specjax import command_line
 from specjax.data import lists
 from specjax.data.sources import open_source
 from specjax.train.denoiser import Config, main
+from specjax.train.recipe import options
 from specjax.train.recipe.config import Network, Training
 
 CONFIG = Config(
@@ -64,4 +64,4 @@ def both(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(command_line.run(both, Config, __doc__, default=CONFIG))
+  sys.exit(options.command(both, Config, __doc__, default=CONFIG))

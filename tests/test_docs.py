@@ -30,6 +30,7 @@ PAGES = {
 }
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+YAML = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
 
 
@@ -169,7 +170,9 @@ def parsed(words, monkeypatch, tmp_path) -> list:
   name, arguments = (words[2], words[3:]) if by_module else (str(ROOT / words[1]), words[2:])
   main = "specjax.cli.main" if name == "specjax.cli" else name
   source = importlib.util.find_spec(main).origin if by_module else name
-  assert "command_line.run(" in pathlib.Path(source).read_text(), "a command that would really run"
+  (tmp_path / "run.yaml").write_text(YAML.findall(PAGES["docs/how_to/train.md"])[0])
+  code = pathlib.Path(source).read_text()
+  assert re.search(r"command_line\.run\(|options\.command\(", code), "it would really run"
   monkeypatch.setattr(sys, "argv", [name, *arguments])
   monkeypatch.chdir(tmp_path)
   with pytest.raises(SystemExit) as end:

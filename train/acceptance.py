@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import command_line, distributed
+from specjax import distributed
 from specjax.base import Params
 from specjax.checkpoints import parts
 from specjax.data.packing import PackedRows
@@ -32,7 +32,7 @@ from specjax.models.transformer import Transformer
 from specjax.names.build.drafters import sharing
 from specjax.names.load import load
 from specjax.sampling import new_key
-from specjax.train.recipe import answers, calibration, forward, labels, means, run
+from specjax.train.recipe import answers, calibration, forward, labels, means, options, run
 from specjax.train.recipe.config import Amount, Count, Share, Training
 from specjax.train.recipe.fit import batches, fit
 
@@ -120,14 +120,11 @@ def main(config: Config) -> None:
   if config.mixed == 1:
     raise ValueError("`mixed` must be below 1, for the head learns from the other tokens, got 1.0.")
   labels.check_length(config.length, small)
-  prompts, cut = answers.asked(model, config), config.held_out
+  found = answers.asked(model, config)
   both = model.ingredients() | small.ingredients("draft")
-  run.claim(out, config, prompts, both)
-  documents = answers.answered(model, prompts, config)
-  rows, held_out = (
-    labels.packed(part, some, config.length)
-    for part, some in ((labels.TRAIN, documents[cut:]), (labels.HELD_OUT, documents[:cut]))
-  )
+  run.claim(out, config, answers.content(found), both)
+  documents = answers.parts(answers.answered(model, found, config), config.held_out)
+  rows, held_out = (labels.packed(part, some, config.length) for part, some in documents.items())
   networks = Transformer(model.config), Transformer(small.config)
   frozen = model.params, small.params
   head, key = AcceptanceHead(config.blocks), new_key(config.training.seed)
@@ -171,4 +168,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.acceptance"))
+  sys.exit(options.command(main, Config, __doc__, prog="python -m specjax.train.acceptance"))

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import command_line, distributed
+from specjax import distributed
 from specjax.checkpoints import hf
 from specjax.cli.arguments import Dtype
 from specjax.data.chat import TEMPLATES, ChatTemplate, Turns
@@ -39,6 +39,7 @@ from specjax.train.recipe import (
   labels,
   low_rank,
   means,
+  options,
   run,
   texts,
 )
@@ -300,4 +301,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.denoiser"))
+  sys.exit(options.command(main, Config, __doc__, prog="python -m specjax.train.denoiser"))

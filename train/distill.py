@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import command_line, distributed
+from specjax import distributed
 from specjax.checkpoints import hf
 from specjax.cli.arguments import Dtype
 from specjax.data import lists
@@ -32,6 +32,7 @@ from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.models.transformer import Transformer
 from specjax.names.load import Model
 from specjax.train.recipe import (
+  answer_file,
   answers,
   asked_slots,
   block_diffusion,
@@ -40,6 +41,7 @@ from specjax.train.recipe import (
   losses,
   low_rank,
   means,
+  options,
   run,
   texts,
 )
@@ -206,7 +208,8 @@ def main(config: Config) -> None:
       for k, r in zip(part, results, strict=True):
         yield k, r.filling.canvas[len(prompts[k]) :]
 
-  rows = rows_of(answers.written(out / "answers.jsonl", prompts, reply, config.answer_batch))
+  asked = dict(enumerate(prompts))
+  rows = rows_of(answer_file.written(out / "answers.jsonl", asked, reply, config.answer_batch))
   if config.data.startswith("lists:"):
     source = open_source(config.data)
     right = is_right(model, [source[i][config.field] for i in range(len(prompts))], rows)
@@ -264,4 +267,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.distill"))
+  sys.exit(options.command(main, Config, __doc__, prog="python -m specjax.train.distill"))

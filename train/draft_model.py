@@ -29,7 +29,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from specjax import command_line, distributed
+from specjax import distributed
 from specjax.base import Params
 from specjax.checkpoints import hf
 from specjax.data.packing import PackedRows
@@ -38,7 +38,7 @@ from specjax.models.exits import exits_of
 from specjax.models.transformer import Transformer
 from specjax.names.build.drafters import sharing
 from specjax.names.load import Model, load
-from specjax.train.recipe import answers, forward, labels, losses, means, run
+from specjax.train.recipe import answers, forward, labels, losses, means, options, run
 from specjax.train.recipe.config import Count, Natural
 from specjax.train.recipe.features import compute
 from specjax.train.recipe.fit import fit, shuffled
@@ -163,10 +163,10 @@ def main(config: Config) -> None:
   small, params = cut(model.config, model.params, config.keep)
   exits = exits_of(config.keep, config.exit_every) if config.exit_every else ()
   labels.check_length(config.length, *([] if other is None else [other]))
-  prompts, first = answers.asked(model, config), config.held_out
+  found = answers.asked(model, config)
   key = {} if other is None else other.ingredients("boost")
-  run.claim(out, config, prompts, model.ingredients() | key)
-  documents = answers.answered(model, prompts, config)
+  run.claim(out, config, answers.content(found), model.ingredients() | key)
+  documents = answers.parts(answers.answered(model, found, config), config.held_out)
   directory = pathlib.Path(config.features or out / "features")
 
   def examples(part: list, name: str):
@@ -194,8 +194,7 @@ def main(config: Config) -> None:
     return rows, batch, learned.sum() / rows.mask.sum()
 
   (rows, batch, left), (held_out, of_held_out, _) = (
-    examples(part, name)
-    for part, name in ((documents[first:], labels.TRAIN), (documents[:first], labels.HELD_OUT))
+    examples(part, name) for name, part in documents.items()
   )
   network, order = Transformer(small), shuffled(len(rows.tokens), training, again=True)
   frozen = {name: x for name, x in params["params"].items() if name in FROZEN}
@@ -232,4 +231,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.draft_model"))
+  sys.exit(options.command(main, Config, __doc__, prog="python -m specjax.train.draft_model"))

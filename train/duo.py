@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import command_line, distributed
+from specjax import distributed
 from specjax.base import Params
 from specjax.checkpoints import duo as files
 from specjax.data.packing import PackedRows
@@ -44,7 +44,7 @@ from specjax.models.skipping.duo import (
   scores,
   small,
 )
-from specjax.train.recipe import answers, reading, run
+from specjax.train.recipe import answers, options, reading, run
 from specjax.train.recipe.config import Amount, Share
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.reading import loss_of
@@ -188,4 +188,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.duo"))
+  sys.exit(options.command(main, Config, __doc__, prog="python -m specjax.train.duo"))

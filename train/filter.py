@@ -19,11 +19,11 @@ import numpy as np
 import optax
 from jax import Array
 
-from specjax import command_line, distributed
+from specjax import distributed
 from specjax.checkpoints import parts
 from specjax.diffusion.policies.learned import Filter, logits
 from specjax.sampling import new_key
-from specjax.train.recipe import answers, calibration, labels, losses, means, run
+from specjax.train.recipe import answers, calibration, labels, losses, means, options, run
 from specjax.train.recipe.config import Bounds, Count, Share, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.traces import Trace, kept_traces, traced
@@ -127,4 +127,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.filter"))
+  sys.exit(options.command(main, Config, __doc__, prog="python -m specjax.train.filter"))

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import jax
@@ -29,17 +29,18 @@ from specjax.checkpoints import heads as checkpoint
 from specjax.cli.arguments import Dtype
 from specjax.data.packing import PackedRows
 from specjax.heads import HEADS, draft_vocabulary
-from specjax.heads.base import Head, LossWeights
+from specjax.heads.base import Head
 from specjax.heads.medusa import MedusaConfig
 from specjax.heads.named import Named, built, named
 from specjax.heads.parallel import Frames
 from specjax.models.transformer import Transformer
 from specjax.sampling import new_key
-from specjax.train.recipe import answers, draft_positions, labels, losses, means, run
+from specjax.train.recipe import answers, draft_positions, labels, losses, means, options, run
 from specjax.train.recipe.config import Amount, Count, Length, Natural
 from specjax.train.recipe.draft_positions import Batch, Objective, PositionSource
 from specjax.train.recipe.features import compute
-from specjax.train.recipe.fit import Loss, fit, shuffled
+from specjax.train.recipe.fit import fit, shuffled
+from specjax.train.recipe.head_loss import in_use, loss_and_judge
 from specjax.train.recipe.texts import Document
 from specjax.trees.static import best_first, expected_length
 
@@ -114,31 +115,35 @@ def texts(model, config: Config, name: str, out: pathlib.Path) -> tuple[PackedRo
   head = {"name": name, **dataclasses.asdict(config.head)}
   field, cut = config.answer_field, config.held_out
   if field is None:
-    prompts = answers.asked(model, config)
+    found = answers.asked(model, config)
+    content = answers.content(found)
   else:
     labels.check_length(config.length, model)
     documents = answers.given(model, config, field)
-    prompts = [ids for ids, _ in documents]
-    answers.check_held_out(cut, len(prompts))
-    found = packed(documents, config)
-    shuffled(len(found[0].tokens), config.training)  # which refuses a batch of more rows
+    content = [ids for ids, _ in documents]
+    answers.check_held_out(cut, len(content))
+    rows = packed(answers.parts([[x] for x in documents], cut), config)
+    shuffled(len(rows[0].tokens), config.training)  # which refuses a batch of more rows
   key = model.ingredients()
   if config.init is not None:
     key["init.files"] = fingerprint.of_files(config.init)
-  run.claim(out, config, prompts, key, head=head)
+  run.claim(out, config, content, key, head=head)
   if distributed.first():
-    print(f"{len(prompts) - cut} questions to train on, {cut} held out (--held-out).")
+    print(f"{len(content) - cut} questions to train on, {cut} held out (--held-out).")
   if field is not None:
-    return found
-  return packed(answers.answered(model, prompts, config, config.temperature), config)
+    return rows
+  return packed(
+    answers.parts(answers.answered(model, found, config, config.temperature), cut), config
+  )
 
 
-def packed(documents: list[Document], config: Config) -> tuple[PackedRows, PackedRows]:
-  """(rows to train on, held-out rows) of documents, of which the first are held out."""
-  cut = config.held_out
+def packed(
+  documents: Mapping[str, list[Document]], config: Config
+) -> tuple[PackedRows, PackedRows]:
+  """(rows to train on, held-out rows) of the documents of both parts."""
   rows, held_out = (
     labels.packed(part, some, config.length, labels=draft_positions.first)
-    for part, some in ((labels.TRAIN, documents[cut:]), (labels.HELD_OUT, documents[:cut]))
+    for part, some in documents.items()
   )
   return rows, held_out
 
@@ -154,40 +159,15 @@ def sizes(head: Head, params: Params) -> str:
   )
 
 
-def in_use(trained: Params, fixed: Params, dtype: Any) -> Params:
-  """A head's weights as it reads them, those that are trained in the dtype of the target."""
-  own = jax.tree.map(lambda x: x.astype(dtype), trained)
-  return fixed | {"params": distributed.replicate(own)}
-
-
-def loss_and_judge(
-  objective: Objective, dtype: Any, weights: LossWeights, noise: float
-) -> tuple[Loss, Callable[..., Array]]:
-  """What `fit` takes: the loss, and the judge, passes per token with a chain of best guesses.
-
-  What is frozen are the target's weights and those of the head that are not trained. With noise
-  the batch of the loss is (batch, a key for each row).
-  """
-
-  def loss(trained, frozen, batch, _):
-    target_params, fixed = frozen
-    own, keys = batch if noise else (batch, None)
-    used = in_use(trained, fixed, dtype)
-    return objective.terms(used, target_params, own, weights, noise, keys)
-
-  def passes(trained, frozen, batch: Batch, _):
-    target_params, fixed = frozen
-    hits, counts = objective.hits(in_use(trained, fixed, dtype), target_params, batch)
-    rates = hits[:, 0].astype(jnp.float32) / jnp.maximum(counts, 1).astype(jnp.float32)
-    return 1 / (1 + jnp.cumprod(rates).sum())
-
-  return loss, passes
-
-
 @run.on_mesh
 def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   """Trains the head of which `config.head` is the config, one of `heads`."""
   training = config.training
+  if config.answer_field and (config.answers_from or config.every_turn):
+    raise ValueError(
+      "`answers_from` and `every_turn` must be left out with answer_field="
+      f"{config.answer_field!r}, whose answers are taken."
+    )
   if config.loss:
     losses.chosen(config.loss)
   if config.online and (config.features or config.layers):
@@ -284,8 +264,8 @@ def command(argv: Sequence[str] | None = None) -> int:
   """The command line; a head in a file of the user's own is a word like the others."""
   words = sys.argv[1:] if argv is None else argv
   try:
-    own = {word: named(word) for word in words if checks.is_own_file(word)}
-  except ValueError as error:
+    own = {x: named(x) for x in [*words, *options.parts(words)] if checks.is_own_file(x)}
+  except command_line.USER_ERRORS as error:
     print(command_line.sentence(error), file=sys.stderr)
     return 2
   heads = HEADS | own
@@ -296,7 +276,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     frozen=True,
     namespace={"__doc__": Config.__doc__},
   )
-  return command_line.run(
+  return options.command(
     functools.partial(main, heads=heads),
     config if own else Config,
     __doc__,

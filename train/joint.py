@@ -24,7 +24,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from specjax import command_line, distributed, fingerprint
+from specjax import distributed, fingerprint
 from specjax.base import Params
 from specjax.checkpoints import heads as checkpoint
 from specjax.checkpoints import hf
@@ -35,7 +35,16 @@ from specjax.models.transformer import Transformer
 from specjax.names.build.head import load_head
 from specjax.names.grammar import Part
 from specjax.sampling import new_key
-from specjax.train.recipe import answers, draft_positions, forward, labels, losses, means, run
+from specjax.train.recipe import (
+  answers,
+  draft_positions,
+  forward,
+  labels,
+  losses,
+  means,
+  options,
+  run,
+)
 from specjax.train.recipe.config import Amount, Count, Length, Positive, Training
 from specjax.train.recipe.draft_positions import Batch, Objective, PositionSource
 from specjax.train.recipe.fit import fit, shuffled
@@ -147,13 +156,13 @@ def main(config: Config) -> None:
   model = answers.teacher(config.model, causal=True, template=config.template)
   _, loaded = load_head(model, Part("head", (), config.init))
   head, network = loaded.head, Transformer(model.config)
-  prompts, cut = answers.asked(model, config), config.held_out
+  found = answers.asked(model, config)
   key = {"init.weights": fingerprint.of_weights(loaded.params)}
-  run.claim(out, config, prompts, model.ingredients() | key)
-  documents = answers.answered(model, prompts, config)
+  run.claim(out, config, answers.content(found), model.ingredients() | key)
+  documents = answers.parts(answers.answered(model, found, config), config.held_out)
   rows, held_out = (
     labels.packed(part, some, config.length, labels=draft_positions.first)
-    for part, some in ((labels.TRAIN, documents[cut:]), (labels.HELD_OUT, documents[:cut]))
+    for part, some in documents.items()
   )
   source, test = (
     PositionSource(part, None, head.depth, config.points, training.seed)
@@ -216,4 +225,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.joint"))
+  sys.exit(options.command(main, Config, __doc__, prog="python -m specjax.train.joint"))

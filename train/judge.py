@@ -18,10 +18,19 @@ import numpy as np
 import optax
 from jax import Array
 
-from specjax import command_line, distributed
+from specjax import distributed
 from specjax.checkpoints import parts as files
 from specjax.data.sources import open_source
-from specjax.train.recipe import answers, calibration, judge_marks, labels, losses, means, run
+from specjax.train.recipe import (
+  answers,
+  calibration,
+  judge_marks,
+  labels,
+  losses,
+  means,
+  options,
+  run,
+)
 from specjax.train.recipe.config import Count, Length, Positive, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.judge_labels import JudgeLabels, mark
@@ -155,4 +164,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.judge"))
+  sys.exit(options.command(main, Config, __doc__, prog="python -m specjax.train.judge"))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from specjax import command_line, distributed
+from specjax import distributed
 from specjax.checkpoints import hf
 from specjax.data.chat import TEMPLATES
 from specjax.data.packing import PackedRows
@@ -23,7 +23,7 @@ from specjax.data.sources import numbered
 from specjax.data.tokenizer import END, Tokenizer, train_bpe
 from specjax.models.transformer import Transformer
 from specjax.names.load import Model, load
-from specjax.train.recipe import early_exits, forward, labels, losses, means, run, texts
+from specjax.train.recipe import early_exits, forward, labels, losses, means, options, run, texts
 from specjax.train.recipe.config import Length, Network, Training
 from specjax.train.recipe.fit import batches, fit
 
@@ -122,4 +122,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.lm"))
+  sys.exit(options.command(main, Config, __doc__, prog="python -m specjax.train.lm"))

@@ -20,12 +20,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from specjax import command_line, fingerprint
+from specjax import fingerprint
 from specjax.data.sources import open_source, text_of
 from specjax.decoding.decoder import Decoder
 from specjax.names.load import Model
 from specjax.serving.refill import refilled
-from specjax.train.recipe import answers, run
+from specjax.train.recipe import answer_file, answers, options, run
 from specjax.train.recipe.config import Count, Length, Natural, Positive, Seed
 from specjax.train.recipe.questions import TASKS, Seen, spoken, task, texts_in, until_user
 
@@ -89,7 +89,7 @@ class _Writer:
         yield left[k], result.tokens
 
     print(f"{name}:")
-    documents = answers.written(self.out / f"{name}.jsonl", prompts, reply)
+    documents = answer_file.written(self.out / f"{name}.jsonl", dict(enumerate(prompts)), reply)
     pairs = zip(prompts, documents, strict=True)
     return [spoken(self.model, ids[len(prompt) :], cut=cut) for prompt, (ids, _) in pairs]
 
@@ -159,4 +159,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.prompts"))
+  sys.exit(options.command(main, Config, __doc__, prog="python -m specjax.train.prompts"))

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax import checks, command_line, distributed
+from specjax import checks, distributed
 from specjax.base import Params
 from specjax.checkpoints import hf, routers
 from specjax.data.packing import PackedRows
@@ -31,7 +31,7 @@ from specjax.models.skipping import base
 from specjax.models.skipping.first import Routers
 from specjax.names.build.skipping import skipping
 from specjax.sampling import new_key
-from specjax.train.recipe import answers, reading, run
+from specjax.train.recipe import answers, options, reading, run
 from specjax.train.recipe.config import Count
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.reading import loss_of
@@ -113,4 +113,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.skipping"))
+  sys.exit(options.command(main, Config, __doc__, prog="python -m specjax.train.skipping"))

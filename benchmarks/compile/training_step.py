@@ -33,10 +33,10 @@ from specjax.kernels import topology
 from specjax.models import sharding, transformer
 from specjax.models.weights import parameter
 from specjax.sampling import new_key
-from specjax.train import heads
 from specjax.train.recipe.config import Training
 from specjax.train.recipe.draft_positions import Batch, Objective
 from specjax.train.recipe.fit import stepper
+from specjax.train.recipe.head_loss import loss_and_judge
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ def compiled_for(name: str, size: Size, layers: int, config: Config) -> dict:
     state = {"params": own, "optimizer": moments, "best": own, "least": figure, "newest": figure}
     places = jax.tree.map(training.place_of, state)
     frozen = placed(frozen, sharding.of_params(frozen, mesh))
-    loss, passes = heads.loss_and_judge(objective, jnp.bfloat16, head.loss, 0.0)
+    loss, passes = loss_and_judge(objective, jnp.bfloat16, head.loss, 0.0)
     step = stepper(loss, training, places, passes, 50)
     batch = placed(shapes_of_batch(config), dealt)
     arguments = (

@@ -5,7 +5,7 @@ config.json is that of a Qwen3 with the head's layers, a `block_size`, root incl
 their outputs. `fc` and `hidden_norm` make one vector of these, `layers.{i}` are the layers and
 `norm` is the last norm. Embedding and LM head are the target's and in no file.
 
-In the format of speculators, which is read and not written, the Qwen3 is
+In the format of speculators, which `speculators` writes, the Qwen3 is
 `transformer_layer_config`, the rest stands beside it, layers are counted by their inputs, and
 there may be draft tokens as in EAGLE-3's files. Their LM head and an embedding may be there, too;
 the program that trains them copies both from the target and freezes them.

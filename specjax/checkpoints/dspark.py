@@ -4,7 +4,7 @@ In DeepSpec's files, `Qwen3DSparkModel`, config.json is that of a Qwen3 with the
 beside its keys stand those of the head: which of the target's layers are read, counted by their
 outputs, -1 being the embeddings, and a `block_size` that is the number of guesses, since the root's
 row guesses, too. A `markov_rank` of 0 without a confidence is a DFlash head of this kind. In the
-format of speculators, which is read and not written, the Qwen3 is `transformer_layer_config`.
+format of speculators, which `speculators` writes, the Qwen3 is `transformer_layer_config`.
 
 The tensors are those of `dflash`, `markov_head.markov_w1` [V, R] and `markov_w2` [W, R], and
 `confidence_head.proj`. The embedding and the LM head are copies of the target's, which the programs
@@ -71,16 +71,27 @@ _BIGRAM = {"before": "markov_head.markov_w1.weight", "bias": "markov_head.markov
 _SURE = "confidence_head.proj.weight", "confidence_head.proj.bias"
 
 
-def _layout(c: DFlashConfig | DSparkConfig, network: Config, words: int) -> published.Layout:
-  layout = dflash.layout(c, network)
+def layout(c: DFlashConfig | DSparkConfig, network: Config, words: int) -> published.Layout:
+  """The parameters, those of DFlash where it has no bigram; W is `words`."""
+  table = dflash.layout(c, network)
   if isinstance(c, DSparkConfig):
     for (key, name), rows in zip(_BIGRAM.items(), (network.vocab_size, words), strict=True):
-      layout[key,] = [Fusion(name, (rows, c.rank))]
+      table[key,] = [Fusion(name, (rows, c.rank))]
     if c.confidence:
       reads = network.width + (c.rank if c.confidence_of_token else 0)
-      layout["confidence",] = [Fusion(_SURE[0], (1, reads))]
-      layout["confidence_bias",] = [Fusion(_SURE[1], (1,))]
-  return layout
+      table["confidence",] = [Fusion(_SURE[0], (1, reads))]
+      table["confidence_bias",] = [Fusion(_SURE[1], (1,))]
+  return table
+
+
+def bigram_json(c: DSparkConfig) -> dict[str, Any]:
+  """What config.json says of the bigram and the confidence."""
+  return {
+    "markov_rank": c.rank,
+    "markov_head_type": "vanilla",
+    "enable_confidence_head": c.confidence,
+    "confidence_head_with_markov": c.confidence_of_token,
+  }
 
 
 def _config(own: Mapping[str, Any], taps: tuple[int, ...], mlp_width: int, where: str) -> Any:
@@ -127,8 +138,8 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   path, tensors = published.read(directory, published.FILES)
   frozen = {"lm_head.weight": (words, model.width),
             published.EMBEDDING: (model.vocab_size, model.width)}  # fmt: skip
-  layout = _layout(config, network, words)
-  params: Params = eagle3_file.gather(tensors, layout, words, model, path, dtype, unused=frozen)
+  table = layout(config, network, words)
+  params: Params = eagle3_file.gather(tensors, table, words, model, path, dtype, unused=frozen)
   made = build if isinstance(config, DSparkConfig) else build_dflash
   return LoadedHead(made(target(network), config), params, (), None, config, network)
 
@@ -140,7 +151,7 @@ def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> publi
   dflash.check_writable(config, network, "dspark", first=0)
   if not config.from_root:
     raise ValueError("`from_root` must be True for the format dspark, got False.")
-  tensors = scatter(loaded.params, _layout(config, network, network.vocab_size), dtype)
+  tensors = scatter(loaded.params, layout(config, network, network.vocab_size), dtype)
   model = target(network)
   copies = {
     "lm_head.weight": dense(model.lm_head(target_params)),
@@ -153,10 +164,7 @@ def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> publi
     "mask_token_id": config.mask_token,
     "target_layer_ids": [i - 1 for i in layers_read(network.layers, config)],
     "num_anchors": 512,
-    "markov_rank": config.rank,
-    "markov_head_type": "vanilla",
-    "enable_confidence_head": config.confidence,
-    "confidence_head_with_markov": config.confidence_of_token,
+    **bigram_json(config),
     "num_target_layers": network.layers,
   }
   return published.FILES[0], tensors, raw

@@ -10,7 +10,7 @@ Letters: V vocabulary, W draft vocabulary, L the target's layers.
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -192,5 +192,21 @@ def to_json(
   raw |= {name: True for name in OPTIONS if getattr(c, name, False)}
   layers = hidden_layers_of(network.layers, c.hidden_layers)
   if layers != _published_layers(network):
-    raw["specjax_taps"] = list(layers)
+    raw |= _layers_json(layers, network.layers)
+  return raw
+
+
+def _layers_json(layers: Sequence[int], L: int) -> dict[str, Any]:
+  """The layers that are read, by our key and by those of others that have a name for them.
+
+  vLLM counts them by their inputs, and SGLang, in eagle_config, by their outputs.
+  """
+  raw: dict[str, Any] = {"specjax_taps": list(layers)}
+  if max(layers) < L:
+    raw["eagle_aux_hidden_state_layer_ids"] = list(layers)
+    if min(layers) > 0:
+      ids = [i - 1 for i in layers]
+      raw["eagle_config"] = {
+        "use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": ids,
+      }  # fmt: skip
   return raw

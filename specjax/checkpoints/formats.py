@@ -26,6 +26,7 @@ from specjax.checkpoints import (
   mtp,
   peagle,
   quantised,
+  speculators,
   trained_for,
 )
 from specjax.checkpoints.files import read_config, write
@@ -40,7 +41,7 @@ PUBLISHED = {
   "mlp_speculator": mlp_speculator, "dflash": dflash, "mtp": mtp,
   "peagle": peagle, "dspark": dspark, "gemma4_assistant": gemma4_assistant,
 }  # fmt: skip
-FORMATS = ("specjax", *PUBLISHED)
+FORMATS = ("specjax", *PUBLISHED, speculators.FORM)
 # Formats whose other marks a trainer may leave out; no other has these architectures.
 NAMED = {"dflash": dflash.ARCHITECTURES, "peagle": peagle.ARCHITECTURES,
          "dspark": dspark.ARCHITECTURES}  # fmt: skip
@@ -123,12 +124,14 @@ def save(
   dtype: DTypeLike = jnp.float16,
   torch: bool = False,
 ) -> None:
-  """Writes a head for the target `model` in the format `form`: "specjax", or the head's own name.
+  """Writes a head for the target `model` in the format `form`: "specjax", that of the head's own
+  name, or "speculators".
 
   No published format but Medusa's keeps the tree, and none the hit rates. `base` is the target, or
-  its name. With `torch` the weights are the .pt file that the programs of Medusa and Hydra load;
-  both kinds of file are read here. It raises ValueError where the format is not for this head, has
-  no place for a part of it or no such file, or where torch is needed and absent.
+  its name; servers load the target by it where the format is that of speculators. With `torch` the
+  weights are the .pt file that the programs of Medusa and Hydra load; both kinds of file are read
+  here. It raises ValueError where the format is not for this head, has no place for a part of it or
+  no such file, or where torch is needed and absent.
   """
   name, network = loaded.head.name, loaded.network
   if torch and form not in TORCH:
@@ -136,7 +139,8 @@ def save(
       f"`torch` must be False for the format {form}, got True: only {' and '.join(TORCH)} are "
       "written as torch files."
     )
-  accepted = [key for key in FORMATS if key in ("specjax", name)]
+  accepted = ["specjax", *([name] if name in PUBLISHED else [])]
+  accepted += [speculators.FORM] if name in speculators.HEADS else []
   if form not in accepted:
     raise ValueError(f"`to` must be {' or '.join(accepted)} for a head of {name}, got {form!r}.")
   if form == "specjax":
@@ -158,9 +162,14 @@ def save(
       dtype=dtype,
     )
     return
-  if form not in ("eagle3", "peagle") and draft_vocabulary.ids(loaded.params) is not None:
+  words = draft_vocabulary.ids(loaded.params)
+  if form not in ("eagle3", "peagle", speculators.FORM) and words is not None:
     raise ValueError(f"the format {form} has no place for a draft vocabulary.")
-  file, tensors, raw = PUBLISHED[form].encode(loaded, target_params, dtype)
+  if form == speculators.FORM:
+    called = base if isinstance(base, str) else base.name
+    file, tensors, raw = speculators.encode(loaded, target_params, model, called, dtype)
+  else:
+    file, tensors, raw = PUBLISHED[form].encode(loaded, target_params, dtype)
   path = pathlib.Path(directory) / file
   raw |= trained_for.record(base_model_name_or_path=base)
   write(path.with_suffix(".pt") if torch else path, tensors, raw)

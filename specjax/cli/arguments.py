@@ -346,9 +346,10 @@ class Convert:
     out: directory to write, in which no model or head is yet.
     tokenizer: llama2.c's tokenizer file; without it the model takes ids only.
     target: the model that a head is for, zoo name or directory; by default the zoo's.
-    to: format of a head: ours, or that in which heads of its method are published.
-    weights: int8 writes the large matrices of a model or a head in our format in 8 bits, which we
-      read and others do not.
+    to: format of a head: ours, that in which heads of its method are published, or that of
+      speculators, from which `vllm serve` starts.
+    weights: bfloat16 writes a head's numbers in 16 bits; int8 writes the large matrices of a model
+      or a head in our format in 8 bits, which we read and others do not.
     torch: writes a head's weights as the .pt file that the programs of Medusa and Hydra load, and
       not as safetensors; needs torch.
   """
@@ -370,8 +371,9 @@ class Convert:
     "peagle",
     "dspark",
     "gemma4_assistant",
+    "speculators",
   ] = "specjax"
-  weights: Literal["float", "int8"] = "float"
+  weights: Literal["float", "bfloat16", "int8"] = "float"
   torch: bool = False
 
 

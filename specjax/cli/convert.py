@@ -5,19 +5,32 @@ import pathlib
 import jax.numpy as jnp
 
 from specjax import checks
-from specjax.checkpoints import formats, gguf, hf, llama2c
+from specjax.checkpoints import formats, gguf, hf, hub, llama2c, speculators
 from specjax.cli.arguments import Convert, Corpus
 from specjax.data import datastore, sources
 from specjax.decoding.batching import check_model
 from specjax.eval import report
-from specjax.names.load import DEFAULT_MODEL, load, resolve
+from specjax.names.load import DEFAULT_MODEL, ZOO, load, resolve
+
+
+def _served(name: str) -> str:
+  """The name by which a server of another program loads a target, for the zoo's a path."""
+  if name in hub.MODELS:
+    print(
+      f"name_or_path in config.json is {name!r}, which other programs do not know: write there by "
+      "what name the server loads the target."
+    )
+  at = ZOO / name
+  return str(at) if (at / "config.json").is_file() else name
 
 
 def run_convert(args: Convert) -> None:
   if args.format != "head" and (args.target is not None or args.to != "specjax"):
     raise ValueError(f"target={args.target!r} and to={args.to!r} are for --format head.")
-  if args.weights != "float" and args.to != "specjax":
+  if args.weights == "int8" and args.to != "specjax":
     raise ValueError(f"`weights` must be left out without --to specjax, got {args.weights!r}.")
+  if args.weights == "bfloat16" and args.format != "head":
+    raise ValueError("`weights` must be float or int8 without --format head, got 'bfloat16'.")
   if args.torch and args.format != "head":
     raise ValueError("`torch` must be False without --format head, got True.")
   out = checks.directory("out", args.out)
@@ -26,7 +39,7 @@ def run_convert(args: Convert) -> None:
     raise ValueError(f"out={args.out!r} is the model itself; choose another directory.")
   if (out / "config.json").exists():
     checks.refuse("out", args.out, "a directory without a model or a head (it has a config.json)")
-  dtype = jnp.int8 if args.weights == "int8" else jnp.float32
+  dtype = {"float": jnp.float32, "bfloat16": jnp.bfloat16, "int8": jnp.int8}[args.weights]
   if args.format == "llama2c":
     c = llama2c.load(args.model, args.tokenizer)
   elif args.tokenizer is not None:
@@ -35,13 +48,16 @@ def run_convert(args: Convert) -> None:
     target = load(args.target or DEFAULT_MODEL, weights="float")
     check_model(target, causal=True)
     head = formats.load(source, target.config, target_params=target.params)
+    base = target.identity
+    if args.to == speculators.FORM:
+      base = base._replace(name=_served(base.name))
     formats.save(
       args.out,
       args.to,
       head,
       target.config,
       target.params,
-      base=target.identity,
+      base=base,
       torch=args.torch,
       dtype=dtype,
     )

@@ -136,6 +136,22 @@ def question(turns: Turns) -> Turns:
   return turns[: asked[-1] + 1]
 
 
+def questions(turns: Turns) -> list[Turns]:
+  """The turns of each question of a conversation; only answers before the first stay.
+
+  Raises:
+    ValueError: nothing is asked, or a turn is what a tool says, which the assistant had called.
+  """
+  whole = question(turns)
+  if tools := [turn["role"] for turn in whole if turn["role"] in ("tool", "function")]:
+    checks.refuse("role", tools[0], "no tool's where every turn is answered anew")
+  said = [turn["role"] == "assistant" for turn in whole]
+  ends = [i + 1 for i in range(len(whole)) if not said[i] and (said[i + 1 : i + 2] or [True])[0]]
+  pieces = [whole[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+  later = ([turn for turn in piece if turn["role"] != "assistant"] for piece in pieces[1:])
+  return [pieces[0], *later]
+
+
 @dataclasses.dataclass(frozen=True)
 class Template:
   """The text around the turns of a conversation; `{}` stands for a turn's content.

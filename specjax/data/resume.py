@@ -9,11 +9,16 @@ from typing import Any
 from specjax import checks, fingerprint
 
 
-def write_json(file: pathlib.Path, content: Any) -> None:
+def write_text(file: pathlib.Path, text: str) -> None:
   """Writes a file that is whole or absent, whenever the process is killed."""
   unfinished = file.with_suffix(".tmp")
-  unfinished.write_text(json.dumps(content, indent=2) + "\n")
+  unfinished.write_text(text)
   unfinished.replace(file)
+
+
+def write_json(file: pathlib.Path, content: Any) -> None:
+  """`write_text` in JSON."""
+  write_text(file, json.dumps(content, indent=2) + "\n")
 
 
 def claim(directory: pathlib.Path, options: fingerprint.Key, free: Collection[str] = ()) -> None:

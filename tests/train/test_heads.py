@@ -26,7 +26,7 @@ from specjax.models.config import Config as ModelConfig
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.train import heads
 from specjax.train.recipe import answers, losses
-from specjax.train.recipe.answers import answered, ask
+from specjax.train.recipe.answers import Asked, answered, ask
 from specjax.train.recipe.draft_positions import PositionSource
 
 SMALL = ModelConfig(vocab_size=20, width=8, layers=1, heads=1, kv_heads=1, head_dim=4, mlp_width=8)
@@ -469,12 +469,12 @@ def test_what_cannot_be_trained_is_refused(like, change, words):
 
 def test_answers_of_a_run_with_more_questions_serve_fewer(run, tmp_path):
   model = specjax.load(run.model)
-  prompts = ask(model, run)
+  found = [Asked(ids) for ids in ask(model, run)]
   few = changed(run, answers=str(tmp_path / "few.jsonl"))
   lines = pathlib.Path(run.out, "answers.jsonl").read_text().splitlines(keepends=True)
   pathlib.Path(few.answers).write_text("".join(lines[::-1]))
-  assert answered(model, prompts[:9], few) == answered(model, prompts, few)[:9]
-  assert len(pathlib.Path(few.answers).read_text().splitlines()) == len(prompts)
+  assert answered(model, found[:9], few) == answered(model, found, few)[:9]
+  assert len(pathlib.Path(few.answers).read_text().splitlines()) == len(found)
 
 
 def test_answers_to_other_questions_are_refused(run, like, tmp_path):
@@ -505,7 +505,7 @@ def test_questions_that_fill_the_target_are_left_out(tiny_heads, tmp_path):
   prompts = ask(model, config)
   assert prompts == [model.chat(texts[i]) for i in (0, 2, 3)]
   assert ask(model, changed(config, questions=3)) == prompts[:2]
-  answered(model, prompts, config)
+  answered(model, [Asked(ids) for ids in prompts], config)
   sizes = [len(r["prompt"]) + len(r["answer"]) for r in read_jsonl(path)]
   assert len(sizes) == len(open_source(str(data))) - 1
   assert max(sizes) <= model.config.max_length

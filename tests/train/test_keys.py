@@ -13,9 +13,10 @@ from specjax.data.chat import TEMPLATES
 from specjax.data.packing import PackedRows
 from specjax.train import heads
 from specjax.train.recipe import features, run
-from specjax.train.recipe.answers import answered
+from specjax.train.recipe.answers import Asked, answered
 
 PROMPTS = [[1, 2, 3], [4, 5]]
+ASKED = [Asked(ids) for ids in PROMPTS]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def settings(tiny_heads, tmp_path):
 @pytest.fixture
 def written(model, settings, tmp_path):
   """A file of answers at temperature 1, with its key."""
-  answered(model, PROMPTS, settings, 1.0)
+  answered(model, ASKED, settings, 1.0)
   return tmp_path / "answers.jsonl"
 
 
@@ -64,29 +65,29 @@ def test_answers_of_other_settings_are_refused(model, settings, written, name):
   change |= {"seed": 4} if name == "seed" else {}
   own = other(model, name.removeprefix("model.")) if name.startswith("model.") else model
   with pytest.raises(ValueError, match=rf"answers='.*' was made with .*{name}={OF_ANSWERS[name]}"):
-    answered(own, PROMPTS, changed(settings, **change), temperature)
+    answered(own, ASKED, changed(settings, **change), temperature)
   assert written.read_bytes() == before
 
 
 def test_answers_of_the_same_settings_are_read(model, settings, written):
   lines = [json.loads(line) for line in written.read_text().splitlines()]
-  said = [ids for ids, _ in answered(model, PROMPTS, settings, 1.0)]
+  said = [ids for ((ids, _),) in answered(model, ASKED, settings, 1.0)]
   assert said == [line["prompt"] + line["answer"] for line in lines]
-  assert answered(model, PROMPTS[:1], changed(settings, answer_batch=1), 1.0)
+  assert answered(model, ASKED[:1], changed(settings, answer_batch=1), 1.0)
 
 
 def test_answers_without_a_key_are_read_and_it_is_said(model, settings, written, capsys):
   (written.parent / "answers.jsonl.key.json").unlink()
-  answered(model, PROMPTS, changed(settings, max_new_tokens=30), 0.0)
+  answered(model, ASKED, changed(settings, max_new_tokens=30), 0.0)
   assert "has no answers.jsonl.key.json beside it" in capsys.readouterr().err
   assert not (written.parent / "answers.jsonl.key.json").exists()
 
 
 def test_greedy_answers_do_not_depend_on_the_seed(model, settings, tmp_path):
-  answered(model, PROMPTS, settings)
-  answered(model, PROMPTS, changed(settings, seed=5))
+  answered(model, ASKED, settings)
+  answered(model, ASKED, changed(settings, seed=5))
   with pytest.raises(ValueError, match=r"temperature=0.0 \(now 1.0\): use the same settings, or"):
-    answered(model, PROMPTS, settings, 1.0)
+    answered(model, ASKED, settings, 1.0)
 
 
 @pytest.mark.parametrize("name", [x for x in OF_MODEL if x not in ("template", "stop")])

@@ -124,7 +124,8 @@ class Training:
       gathered where they are used (ZeRO), and not all of them.
     mesh: devices that share the rows of a batch and the weights of a frozen target, as
       data=2,model=4, in place of `devices`.
-    tensorboard: whether the metrics are written as events, too, into tensorboard/ of the run.
+    log_to: where the metrics go besides metrics.jsonl: tensorboard (events in tensorboard/ of the
+      run), wandb or trackio, each by a package that is to be installed.
     profile: number of steps, from the third on, of which jax.profiler keeps a trace in profile/.
     seed: seed of the weights, the order of the data and all noise.
   """
@@ -141,7 +142,7 @@ class Training:
   devices: Natural = 0
   fsdp: bool = False
   mesh: str | None = None
-  tensorboard: bool = False
+  log_to: Literal["tensorboard", "wandb", "trackio"] | None = None
   profile: Natural = 0
   seed: Seed = 0
 

@@ -237,7 +237,7 @@ def loop(
     # The first steps compile.
     traced = range(first + 2, min(first + 2 + training.profile, steps))
     with (
-      Log(directory, first, training.tensorboard) as log,
+      Log(directory, first, training.log_to) as log,
       Bar(directory.name, steps, first) as bar,
     ):
 

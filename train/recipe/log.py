@@ -1,4 +1,4 @@
-"""What a run says of its steps: a line of JSON for each, and events for TensorBoard if asked."""
+"""What a run says of its steps: a line of JSON for each, and what a tracker shows if asked."""
 
 import contextlib
 import json
@@ -12,29 +12,28 @@ from typing import Self
 from jax import Array
 
 from specjax import distributed
+from specjax.train.recipe import trackers
 from specjax.train.recipe.run import keep_lines
 
 
 class Log:
   """Metrics of the steps from `first` on, written by the first process of several.
 
-  `metrics.jsonl` has one line per step, with the seconds that it took. Lines and events from
-  `first` on, which a killed run left, belong to steps that run again and are dropped. The events
-  are in `tensorboard/`, which `tensorboard --logdir` shows; the package tensorboardX writes them.
+  `metrics.jsonl` has one line per step, with the seconds that it took. Lines from `first` on, which
+  a killed run left, belong to steps that run again and are dropped. For `log_to` see `trackers`.
   """
 
-  def __init__(self, directory: pathlib.Path, first: int, tensorboard: bool = False):
+  def __init__(self, directory: pathlib.Path, first: int, log_to: str | None = None):
     self.directory, self.begin = directory, time.perf_counter()
-    self.files, self.lines, self.board = contextlib.ExitStack(), None, None
+    self.files, self.lines = contextlib.ExitStack(), None
+    self.tracker: trackers.Tracker | None = None
     if distributed.first():
       path = directory / "metrics.jsonl"
       keep_lines(path, first)
       self.lines = self.files.enter_context(path.open("a"))
-      if tensorboard:
-        from tensorboardX import SummaryWriter  # an extra, see `run.begin`
-
-        events = SummaryWriter(str(directory / "tensorboard"), purge_step=first or None)
-        self.board = self.files.enter_context(events)
+      if log_to is not None:
+        self.tracker = trackers.opened(log_to, directory, first)
+        self.files.callback(self.tracker.close)
 
   def __enter__(self) -> Self:
     return self
@@ -62,7 +61,6 @@ class Log:
     if self.lines is not None:
       self.lines.write(json.dumps({"step": step, **values}) + "\n")
       self.lines.flush()
-    if self.board is not None:
-      for name, x in values.items():
-        self.board.add_scalar(name, x, step)
+    if self.tracker is not None:
+      self.tracker.log(values, step)
     return values

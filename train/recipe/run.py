@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import importlib.util
 import json
 import pathlib
 from collections.abc import Callable
@@ -17,12 +16,13 @@ from specjax.data.resume import count_lines as count_lines
 from specjax.data.resume import keep_lines as keep_lines
 from specjax.data.resume import write_json
 from specjax.models.sharding import named_mesh
+from specjax.train.recipe import options, trackers
 from specjax.train.recipe.config import check
 
 # Options that may differ when a run continues: where texts and states lie does not change them.
 _FREE = (
-  "out", "data", "answers", "features", "save_every", "devices", "fsdp", "mesh", "tensorboard",
-  "profile",
+  "out", "data", "answers", "answers_from", "features", "save_every", "devices", "fsdp", "mesh",
+  "log_to", "profile",
 )  # fmt: skip
 
 
@@ -49,8 +49,7 @@ def begin(config: Any) -> pathlib.Path:
   check(config)
   if hasattr(config, "training"):
     config.training.shardings()
-    if config.training.tensorboard and importlib.util.find_spec("tensorboardX") is None:
-      raise ValueError("tensorboard=True needs tensorboardX: pip install 'specjax[tensorboard]'.")
+    trackers.check(config.training.log_to)
   path = pathlib.Path(config.out)
   try:
     with distributed.in_turn():
@@ -72,7 +71,8 @@ def claim(
   """Ties a directory to one run, so that starting it again cannot mix two.
 
   The options `config | replaced` are kept in run.json with a digest of what is trained on, a tuple
-  of arrays or a value for JSON, and the `key` of the models that take part. A directory without
+  of arrays or a value for JSON, and the `key` of the models that take part; and the options as they
+  were given in options.yaml, see `recipe.options`, which is printed. A directory without
   run.json is accepted, and so are more steps than it had: the run goes on, by the learning rates of
   a run of so many.
 
@@ -88,6 +88,8 @@ def claim(
     before = checks.read_json(file) if (file := directory / "run.json").exists() else {}
     more = isinstance(steps := before.get("steps"), int) and steps < here.get("steps", 0)
     resume.claim(directory, here, (*_FREE, "steps") if more else _FREE)
+    if distributed.first():
+      options.keep(directory, config)
 
 
 def report(directory: pathlib.Path, figures: dict[str, Any]) -> None:
