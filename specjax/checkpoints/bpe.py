@@ -63,7 +63,6 @@ class Pre(NamedTuple):
 _LLAMA3 = Pre((_words(3),), whole_words=True, start=True)
 _QWEN2 = Pre((_words(1),))
 _BY_DIGIT = Pre((r"\p{N}", _GPT2))
-_GPT4O = Pre((_cased(3, f"{_CONTRACTION}?"),))
 _KIMI = _cased(3, f"{_CONTRACTION}?", _LINES, r"&&[^\p{Han}]")
 PRE_TOKENIZERS = {
   **dict.fromkeys(("gpt-2", "olmo", "exaone4"), Pre((_GPT2,))),
@@ -78,8 +77,7 @@ PRE_TOKENIZERS = {
   ),
   "tekken": Pre((_cased(1),), whole_words=True, start=True),
   **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), Pre((_words(3),))),
-  "gpt-4o": _GPT4O,
-  "llama4": _GPT4O,
+  **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), Pre((_cased(3, f"{_CONTRACTION}?"),))),
   "deepseek-v3": Pre((r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK3)),
   "kimi-k2": Pre((rf"\p{{Han}}+|{_KIMI}",)),
   "seed-coder": Pre((_words(1, ""),)),

@@ -180,8 +180,8 @@ def test_sentence_piece_is_as_defined(prefix, pieces):
   [
     (dict(model="bert"), r"`tokenizer\.ggml\.model` must be one of gpt2, llama, got 'bert'\."),
     (dict(model=None), r"`tokenizer\.ggml\.model` must be one of gpt2, llama, got None\."),
-    (dict(pre="latin"), r"`tokenizer\.ggml\.pre` must be one of gpt-2, smollm.*got 'latin'\."),
-    (dict(pre=None), r"`tokenizer\.ggml\.pre` must be one of gpt-2, smollm.*got None\."),
+    (dict(pre="latin"), r"`tokenizer\.ggml\.pre` must be one of gpt-2, olmo.*got 'latin'\."),
+    (dict(pre=None), r"`tokenizer\.ggml\.pre` must be one of gpt-2, olmo.*got None\."),
     (dict(tokens=["a", "b", "c", "ab", "ab", "x", "y", "z"]), "has 8 texts, of which 7 differ"),
     (dict(tokens=["a"]), r"token_type has 8 values for 1 tokens"),
     (dict(tokens="abc"), r"`tokenizer\.ggml\.tokens` must be a list, got 'abc'\."),
