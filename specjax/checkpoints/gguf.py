@@ -2,6 +2,7 @@
 in one that has its tensors in several."""
 
 import functools
+import mmap
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -94,6 +95,13 @@ def _open_all(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, ReaderTenso
 
 def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
   return tuple(int(n) for n in reversed(tensor.shape))
+
+
+def _forget(tensor: ReaderTensor) -> None:
+  """Gives the pages of a file back that were read; who needs them again reads them again."""
+  held = getattr(tensor.data, "_mmap", None)
+  if held is not None and hasattr(mmap, "MADV_DONTNEED"):
+    held.madvise(mmap.MADV_DONTNEED)
 
 
 def _values(tensor: ReaderTensor, number: int | None = None) -> np.ndarray:
@@ -200,6 +208,7 @@ def load(
     part = name.split(".")[-2]
     values = _values(tensors[name], int(number) if number else None)
     values = values.T if part == gguf_layout.TURNED else values
+    _forget(tensors[name])
     return (halves(values, heads[part]) if part in heads else values)[index]
 
   def own_bits(path: tuple[str, ...], parts: Sequence[Fusion]) -> dict[tuple[str, ...], Matrix]:
@@ -220,6 +229,7 @@ def load(
       data = halves(data, heads[name]) if name in heads else data
       data = data[part.first : part.first + part.shape[0]]
       made.append(gguf_groups.groups(data, tensor.tensor_type, dtype))
+      _forget(tensor)
     if not isinstance(parts, Stack):
       return joined(path, made)
     if (whole := few_bits.stacked(made, len(parts) // parts.height)) is None:
