@@ -57,12 +57,6 @@ class Config:
   out: str = "results/memory"  # directory of the report
 
 
-def resident(key: str) -> int:
-  """Bytes of this process in memory: VmRSS now, VmHWM at most since the mark was cleared."""
-  lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-  return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(key))
-
-
 def decoded(model_name: str, setting: Setting, rounds: int) -> dict[str, Any]:
   """Bytes that were said and that were taken."""
   model = specjax.load(model_name, weights=setting.weights)
@@ -78,10 +72,10 @@ def decoded(model_name: str, setting: Setting, rounds: int) -> dict[str, Any]:
   again = decoder.method, decoder.weights, request, state, jnp.int32(rounds)
   advance = speculate.compiled_advance.lower(*again).compile()
   pathlib.Path("/proc/self/clear_refs").write_text("5")
-  before = resident("VmRSS")
+  before = memory.resident("VmRSS")
   state = jax.block_until_ready(start(*asked[1:]))
   state = jax.block_until_ready(advance(decoder.weights, request, state, jnp.int32(rounds)))
-  taken = resident("VmHWM") - before
+  taken = memory.resident("VmHWM") - before
   held = memory.size_of(decoder.weights) + memory.size_of(state)
   peak = memory.size_of(decoder.weights) + taken
   return {"said": said.resting, "held": held, "said_peak": said.total, "peak": peak}

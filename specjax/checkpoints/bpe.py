@@ -13,14 +13,33 @@ _SPACE = "\u2581"
 # How a text is split before merges, as each family publishes it in its tokenizer.json.
 _REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT2 = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_WORDS = (
-  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,DIGITS}"
-  rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_REST}"
-)
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = (
-  rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
-  rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_REST}"
+_LINES = r"[\r\n]*"
+_CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+
+
+def _words(digits: int, signs: str = _LINES) -> str:
+  """Words, of numbers so many digits, and other characters with the `signs` that may follow."""
+  return (
+    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,{digits}}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]+{signs}|{_REST}"
+  )
+
+
+def _cased(digits: int, end: str = "", signs: str = r"[\r\n/]*", no: str = "") -> str:
+  """`_words` that end where lower case is followed by upper case, with an `end`; letters that are
+  in the set `no` are in none."""
+  upper, lower = (f"[{letters}{no}]" for letters in (_UPPER, _LOWER))
+  return (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{end}|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{end}"
+    rf"|\p{{N}}{{1,{digits}}}| ?[^\s\p{{L}}\p{{N}}]+{signs}|{_REST}"
+  )
+
+
+_ASCII_SIGNS = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
+_DEEPSEEK3 = (
+  rf"{_ASCII_SIGNS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
+  rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_REST}"
 )
 _CHINESE_AND_KOREAN = "[\u0800-\u9fa5\uac00-\ud7ff]+"
 
@@ -41,11 +60,13 @@ class Pre(NamedTuple):
   start: bool = False
 
 
-_LLAMA3 = Pre((_WORDS.replace("DIGITS", "3"),), whole_words=True, start=True)
-_QWEN2 = Pre((_WORDS.replace("DIGITS", "1"),))
+_LLAMA3 = Pre((_words(3),), whole_words=True, start=True)
+_QWEN2 = Pre((_words(1),))
+_BY_DIGIT = Pre((r"\p{N}", _GPT2))
+_KIMI = _cased(3, f"{_CONTRACTION}?", _LINES, r"&&[^\p{Han}]")
 PRE_TOKENIZERS = {
-  "gpt-2": Pre((_GPT2,)),
-  "smollm": Pre((r"\p{N}", _GPT2)),
+  **dict.fromkeys(("gpt-2", "olmo", "exaone4"), Pre((_GPT2,))),
+  **dict.fromkeys(("smollm", "refact", "command-r"), _BY_DIGIT),
   "llama-bpe": _LLAMA3,
   "llama3": _LLAMA3,
   "llama-v3": _LLAMA3,
@@ -54,7 +75,12 @@ PRE_TOKENIZERS = {
   "deepseek-coder": Pre(
     (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CHINESE_AND_KOREAN, r"\p{N}"),
   ),
-  "tekken": Pre((_TEKKEN,), whole_words=True, start=True),
+  "tekken": Pre((_cased(1),), whole_words=True, start=True),
+  **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), Pre((_words(3),))),
+  **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), Pre((_cased(3, f"{_CONTRACTION}?"),))),
+  "deepseek-v3": Pre((r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK3)),
+  "kimi-k2": Pre((rf"\p{{Han}}+|{_KIMI}",)),
+  "seed-coder": Pre((_words(1, ""),)),
 }
 """Pre-tokenizers by the value of `tokenizer.ggml.pre`."""
 

@@ -33,6 +33,7 @@ from specjax.checkpoints.hf_layout import (
 )
 from specjax.checkpoints.hf_ling import LING
 from specjax.checkpoints.hf_llama4 import LLAMA4
+from specjax.checkpoints.hf_minimax import MINIMAX
 from specjax.checkpoints.hf_ministral import MINISTRAL
 from specjax.checkpoints.hf_mixtures import MIXTURES
 from specjax.checkpoints.hf_near_llama import NEAR_LLAMA
@@ -102,6 +103,7 @@ ROWS: dict[str, Row] = (
   | COHERE
   | MINISTRAL
   | MIXTURES
+  | MINIMAX
   | GPT_OSS
   | DEEPSEEK
   | LLAMA4

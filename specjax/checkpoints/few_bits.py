@@ -149,7 +149,7 @@ def stacked(parts: Sequence[Groups], each: int) -> Groups | None:
   if whole is None:
     return None
   X = len(parts) // each
-  return jax.tree.map(lambda x: x.reshape(X, -1, *x.shape[1:]), whole)
+  return jax.tree.map(lambda x: x.reshape(X, len(x) // X, *x.shape[1:]), whole)
 
 
 def unpacked(words: np.ndarray, bits: int, order: tuple[int, ...] = ()) -> np.ndarray:

@@ -1,6 +1,8 @@
-"""GGUF files, as llama.cpp reads them: sizes, weights, tokenizer and chat template in one file."""
+"""GGUF files, as llama.cpp reads them: sizes, weights, tokenizer and chat template in one file, or
+in one that has its tensors in several."""
 
 import functools
+import mmap
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -8,17 +10,23 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from gguf import GGUFReader, ReaderTensor, get_tensor_name_map, quants
-from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
+from gguf import GGUFReader, ReaderTensor, quants
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from specjax import checks
-from specjax.checkpoints import gguf_groups, gguf_rope, gguf_tokenizer, harmless
+from specjax.checkpoints import (
+  few_bits,
+  gguf_groups,
+  gguf_layout,
+  gguf_rope,
+  gguf_tokenizer,
+  harmless,
+)
 from specjax.checkpoints.families import FAMILIES
 from specjax.checkpoints.gguf_families import ARCHITECTURES, EPSILON
 from specjax.checkpoints.hf import Checkpoint
-from specjax.checkpoints.hf_layout import Fusion, assemble, joined
+from specjax.checkpoints.hf_layout import Fusion, Stack, assemble, joined
 from specjax.checkpoints.llama2c import halves
 from specjax.models.weights import Matrix
 
@@ -46,7 +54,8 @@ _OTHERS = {
   **gguf_rope.SCHEMA,
 }
 _SHIFT = "diffusion.shift_logits"
-_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+_FIRST = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
+_NUMBER, _COUNT = "split.no", "split.count"
 
 
 def _open(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, ReaderTensor]]:
@@ -66,17 +75,42 @@ def _open(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, ReaderTensor]]:
   return metadata, {tensor.name: tensor for tensor in reader.tensors}
 
 
+def _open_all(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, ReaderTensor]]:
+  """`_open`, with the tensors of all parts of a file that was split."""
+  metadata, tensors = _open(path)
+  count = metadata.get(_COUNT, 0)
+  if count < 2:
+    return metadata, tensors
+  name = _FIRST.fullmatch(path.name)
+  if metadata.get(_NUMBER) != 0 or name is None or int(name[2]) != count:
+    checks.refuse(f"{path}: name", path.name, f"that of the first part, *-00001-of-{count:05}.gguf")
+  for number in range(1, count):
+    part = path.with_name(f"{name[1]}-{number + 1:05}-of-{count:05}.gguf")
+    said, own = _open(part)
+    if (said.get(_NUMBER), said.get(_COUNT)) != (number, count):
+      checks.refuse(f"{part}: {_NUMBER}", said.get(_NUMBER), f"{number} of {_COUNT}={count}")
+    tensors |= own
+  return metadata, tensors
+
+
 def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
   return tuple(int(n) for n in reversed(tensor.shape))
 
 
-def _values(tensor: ReaderTensor, expert: int | None = None) -> np.ndarray:
+def _forget(tensor: ReaderTensor) -> None:
+  """Gives the pages of a file back that were read; who needs them again reads them again."""
+  held = getattr(tensor.data, "_mmap", None)
+  if held is not None and hasattr(mmap, "MADV_DONTNEED"):
+    held.madvise(mmap.MADV_DONTNEED)
+
+
+def _values(tensor: ReaderTensor, number: int | None = None) -> np.ndarray:
   """The values of a tensor, or of one of the matrices in it, in float32; ValueError where its type
   cannot be dequantised."""
-  own = ... if expert is None else expert
+  own = ... if number is None else number
   try:
     plain = np.asarray(tensor.data)[own]  # slices of a memmap take twice as long
-    shape = _shape(tensor) if expert is None else _shape(tensor)[1:]
+    shape = _shape(tensor) if number is None else _shape(tensor)[1:]
     return quants.dequantize(plain, tensor.tensor_type).reshape(shape)
   except NotImplementedError:
     checks.refuse(
@@ -90,12 +124,6 @@ def _config_json(
   metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor], where: str
 ) -> tuple[str, dict[str, Any]]:
   """The architecture, and the values that an equal config.json has."""
-  if metadata.get("split.count", 0) > 1:
-    checks.refuse(
-      f"{where}: split.count",
-      metadata["split.count"],
-      "1: join the parts first, as llama-gguf-split --merge does",
-    )
   name = f"{where}: general.architecture"
   kind = checks.choice(name, metadata.get("general.architecture"), ARCHITECTURES)
   own = ARCHITECTURES[kind]
@@ -103,9 +131,9 @@ def _config_json(
   keys = {**_KEYS, epsilon: (float, own.epsilon), **own.keys}
   known = {f"{kind}.{k}": check for k, check in _OTHERS.items()}
   known |= {f"{kind}.{k}": check for k, (check, _) in keys.items()}
-  needed = [f"{kind}.{k}" for k in (*_NEEDED, epsilon)]
+  needed = [f"{kind}.{k}" for k in (*_NEEDED, epsilon, *own.needed)]
   values = checks.fields_of(metadata, known, where, needed)
-  used = {*known, *gguf_tokenizer.KEYS, "general.architecture", _SHIFT}
+  used = {*known, *gguf_tokenizer.KEYS, "general.architecture", _SHIFT, _NUMBER, _COUNT}
   harmless.known_keys(metadata, where, used, harmless.GGUF)
   found = {k.removeprefix(f"{kind}."): v for k, v in values.items()}
   raw = {theirs: found[k] for k, (_, theirs) in keys.items() if k in found}
@@ -113,19 +141,16 @@ def _config_json(
   if "vocab_size" not in raw and isinstance(tokens := metadata.get("tokenizer.ggml.tokens"), list):
     raw["vocab_size"] = len(tokens)
   raw |= own.silent(raw)
-  if kind != "qwen2":
-    raw["attention_bias"] = "blk.0.attn_q.bias" in tensors
-  if kind == "seed_oss":
-    raw["attention_out_bias"] = "blk.0.attn_output.bias" in tensors
+  raw |= {key: name in tensors for key, name in own.told.items()}
   raw["tie_word_embeddings"] = "output.weight" not in tensors
 
   head = raw.get("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
-  if found.get("attention.value_length", head) != head:
-    checks.refuse(
-      f"{where}: {kind}.attention.value_length",
-      found["attention.value_length"],
-      f"the length of keys, {head}",
-    )
+  lengths = {"value": (head, "the length of keys")}
+  if (rank := raw.get("kv_lora_rank")) is not None:  # the cache has one head
+    lengths = {"value": (rank, "that of latents"), "key": (rank + head, "that of both")}
+  for name, (length, of) in lengths.items():
+    if found.get(key := f"attention.{name}_length", length) != length:
+      checks.refuse(f"{where}: {kind}.{key}", found[key], f"{of}, {length}")
   if head and found.get("rope.dimension_count", head) != head:
     raw["partial_rotary_factor"] = found["rope.dimension_count"] / head
   stretch = _values(tensors[gguf_rope.STRETCH]) if gguf_rope.STRETCH in tensors else None
@@ -136,6 +161,8 @@ def _config_json(
     if factors
     else gguf_rope.scaling(found, stretch, where, kind)
   )
+  if raw["rope_scaling"] is not None and raw["rope_scaling"]["rope_type"] == "yarn":
+    raw["rope_scaling"] |= own.yarn(raw)
   return kind, raw
 
 
@@ -166,7 +193,8 @@ def load(
   """Reads a GGUF file, tensor by tensor.
 
   Args:
-    path: of one whole file; shards are to be joined first.
+    path: of one whole file, or of the first part of one that was split, whose name is
+      NAME-00001-of-COUNT.gguf.
     dtype: of the parameters in memory, whatever the file has.
     weights: how matrices lie in memory, see `weights.parameter`; "native" keeps the file's few
       bits, and has its floats in `dtype`. None is "native" where all few bits of the file can be
@@ -179,67 +207,59 @@ def load(
       that is damaged or absent.
   """
   path = pathlib.Path(path)
-  metadata, tensors = _open(path)
+  metadata, tensors = _open_all(path)
   kind, raw = _config_json(metadata, tensors, str(path))
   family = FAMILIES[raw["model_type"]]
   config = family.from_json(raw, str(path))
   if gguf_rope.STRETCH in tensors:
-    gguf_rope.check_stretch(config, _values(tensors[gguf_rope.STRETCH]), str(path))
+    gguf_rope.check_stretch(config, _values(tensors[gguf_rope.STRETCH]), str(path), kind)
 
-  architecture = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == kind)
-  names = get_tensor_name_map(MODEL_ARCH(architecture), config.layers)
-
-  def theirs(name: str) -> str:
-    """Experts of a layer are one tensor; theirs have its name and #NUMBER."""
-    plain, expert = _EXPERT.sub(".experts.", name), _EXPERT.search(name)
-    own = names.get_name(plain, (".weight", ".bias")) or plain
-    return own if expert is None else f"{own}#{expert[1]}"
-
-  table = family.layout(config)
-  for parts in table.values():  # norms of Gemma hold 1 + w
-    parts[:] = [part._replace(name=theirs(part.name), less=0.0) for part in parts]
+  theirs = gguf_layout.names(kind, config.layers)
+  table = gguf_layout.layout(family.layout(config), config, theirs)
   spare = frozenset(map(theirs, family.spare(config)))
   spare |= {gguf_rope.STRETCH} | (gguf_rope.FACTORS.keys() if kind == "phi3" else set())
+  spare |= {f"blk.{config.layers + i}.*" for i in range(raw.get("num_nextn_predict_layers", 0))}
   pairs = ARCHITECTURES[kind].pairs
   heads = {"attn_q": config.heads, "attn_k": config.kv_heads} if pairs else {}
   if weights is None:
     kept = config.experts is None and _keeps_bits(table, tensors)
     weights = "native" if kept else "float"
-  if weights == "native" and config.experts is not None:
-    checks.refuse("weights", weights, "another for the experts of a GGUF file")
 
   def read(name: str, index: tuple[slice, ...]) -> np.ndarray:
-    name, _, expert = name.partition("#")
-    if expert:
-      return _values(tensors[name], int(expert))[index]
-    values = _values(tensors[name])
+    name, _, number = name.partition("#")
     part = name.split(".")[-2]
+    values = _values(tensors[name], int(number) if number else None)
+    values = values.T if part == gguf_layout.TURNED else values
+    _forget(tensors[name])
     return (halves(values, heads[part]) if part in heads else values)[index]
 
   def own_bits(path: tuple[str, ...], parts: Sequence[Fusion]) -> dict[tuple[str, ...], Matrix]:
     """Matrices of few bits."""
-    found = [tensors[part.name] for part in parts]
-    if all(x.tensor_type in gguf_groups.FLOATS for x in found):
-      return {}
+    stored = [part.name.partition("#") for part in parts]
+    found = [tensors[name] for name, *_ in stored]
+    turned = any(name.split(".")[-2] == gguf_layout.TURNED for name, *_ in stored)
+    if turned or all(x.tensor_type in gguf_groups.FLOATS for x in found):
+      return {}  # groups of inputs would be groups of outputs
     for x in found:
       if not gguf_groups.is_held(x.tensor_type):
         checks.refuse(f"type of tensor {x.name}", x.tensor_type.name, f"with {weights} weights "
                       f"{gguf_groups.HELD}, or floats beside no other")  # fmt: skip
     made = []
-    for part, tensor in zip(parts, found, strict=True):
-      name, data = tensor.name.split(".")[-2], np.asarray(tensor.data)
+    for part, (stem, _, number), tensor in zip(parts, stored, found, strict=True):
+      name, data = stem.split(".")[-2], np.asarray(tensor.data)
+      data = data[int(number)] if number else data
       data = halves(data, heads[name]) if name in heads else data
       data = data[part.first : part.first + part.shape[0]]
       made.append(gguf_groups.groups(data, tensor.tensor_type, dtype))
-    return joined(path, made)
+      _forget(tensor)
+    if not isinstance(parts, Stack):
+      return joined(path, made)
+    if (whole := few_bits.stacked(made, len(parts) // parts.height)) is None:
+      kinds = ", ".join(sorted({x.tensor_type.name for x in found}))
+      checks.refuse(f"types of {found[0].name} and others", kinds, f"one with {weights} weights")
+    return {path: whole}
 
-  shapes: dict[str, tuple[int, ...]] = {}
-  for name, tensor in tensors.items():
-    shape = _shape(tensor)
-    if name.split(".")[-2].endswith("_exps"):
-      shapes |= {f"{name}#{expert}": shape[1:] for expert in range(shape[0])}
-    else:
-      shapes[name] = shape
+  shapes = gguf_layout.shapes({name: _shape(tensor) for name, tensor in tensors.items()})
   source = f"the metadata of {path.name}"
   params = assemble(
     table,

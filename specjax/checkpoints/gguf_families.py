@@ -9,6 +9,7 @@ from specjax import checks
 
 _SIZE = functools.partial(checks.whole, least=1)
 _NUMBER = functools.partial(checks.number, above=0)
+_SIGMOID = functools.partial(checks.whole, least=2, most=2, note="sigmoids")
 Keys = dict[str, tuple[Any, str]]
 """What is accepted of keys after the architecture's name, and their names in a config.json."""
 
@@ -23,6 +24,9 @@ class Architecture(NamedTuple):
     silent: from what is known to what follows, or holds where a file is silent.
     pairs: whether rows of q and k lie in rotary pairs (2i, 2i + 1).
     epsilon: a config.json's name of the norms' epsilon, see `EPSILON`.
+    needed: keys that a file must have beside those that all must.
+    told: keys of a config.json that are true where a tensor of this name is there.
+    yarn: from what is known to what a YaRN scaling has beside its sizes.
   """
 
   model_type: str
@@ -31,6 +35,9 @@ class Architecture(NamedTuple):
   silent: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda raw: {}
   pairs: bool = False
   epsilon: str = "rms_norm_eps"
+  needed: tuple[str, ...] = ()
+  told: Mapping[str, str] = {"attention_bias": "blk.0.attn_q.bias"}
+  yarn: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda raw: {}
 
 
 EPSILON = {
@@ -49,6 +56,29 @@ _WIDTH: Keys = {"expert_feed_forward_length": (_SIZE, "moe_intermediate_size")}
 _SHARED: Keys = {
   "expert_shared_feed_forward_length": (_SIZE, "shared_expert_intermediate_size"),
 }  # fmt: skip
+_ROUTED: Keys = {
+  "expert_count": (_SIZE, "n_routed_experts"), "expert_used_count": (_SIZE, "num_experts_per_tok"),
+  "expert_shared_count": (_SIZE, "n_shared_experts"),
+  "expert_gating_func": (_SIGMOID, "scoring_func"),
+  "expert_weights_norm": (bool, "norm_topk_prob"),
+  "expert_weights_scale": (_NUMBER, "routed_scaling_factor"),
+  "expert_group_count": (_SIZE, "n_group"), "expert_group_used_count": (_SIZE, "topk_group"),
+  "leading_dense_block_count": (checks.whole, "first_k_dense_replace"),
+}  # fmt: skip
+_LATENT: Keys = {
+  "attention.kv_lora_rank": (_SIZE, "kv_lora_rank"),
+  "attention.q_lora_rank": (_SIZE, "q_lora_rank"),
+  "attention.key_length": (_SIZE, "cached_keys"),
+  "attention.key_length_mla": (_SIZE, "qk_head_dim"),
+  "attention.value_length_mla": (_SIZE, "v_head_dim"),
+  "rope.dimension_count": (_SIZE, "qk_rope_head_dim"),
+}  # fmt: skip
+_SPREAD: Keys = {"rope.scaling.yarn_log_multiplier": (_NUMBER, "mscale_all_dim")}
+_BY_INPUT: Keys = {
+  "expert_count": (_SIZE, "num_local_experts"), "expert_used_count": (_SIZE, "num_experts_per_tok"),
+  "expert_feed_forward_length": (_SIZE, "intermediate_size"),
+}  # fmt: skip
+_GROWTH = "llama_4_scaling_beta"
 _SCALES: Keys = {
   "embedding_scale": (_NUMBER, "embedding_multiplier"), "logit_scale": (_NUMBER, "logits_scaling"),
   "residual_scale": (_NUMBER, "residual_multiplier"),
@@ -95,9 +125,47 @@ def _olmo(raw: Mapping[str, Any]) -> dict[str, Any]:
   return _usual(raw) | ({"model_type": "olmo3"} if "sliding_window" in raw else {})
 
 
+def _routed(raw: Mapping[str, Any]) -> dict[str, Any]:
+  absent = {"norm_topk_prob": False, "routed_scaling_factor": 1.0, "first_k_dense_replace": 0}
+  return absent | {"n_group": 1, "topk_group": 1} | _in_part(raw)
+
+
+def _glm_moe(raw: Mapping[str, Any]) -> dict[str, Any]:
+  """The layers that are counted last are draft heads."""
+  layers = raw["num_hidden_layers"] - raw.get("num_nextn_predict_layers", 0)
+  return _routed(raw) | {"num_hidden_layers": layers}
+
+
+def _deepseek(raw: Mapping[str, Any]) -> dict[str, Any]:
+  """Its lengths of keys and values are those of the cache."""
+  turned = raw["qk_rope_head_dim"]
+  plain = {"qk_nope_head_dim": raw["qk_head_dim"] - turned, "head_dim": turned}
+  return {"q_lora_rank": None} | _routed(raw) | plain
+
+
+def _llama4(raw: Mapping[str, Any]) -> dict[str, Any]:
+  """The model of 128 experts has no norms of q and k."""
+  return _usual(raw) | {"use_qk_norm": raw["num_local_experts"] != 128}
+
+
+def _mistral3(raw: Mapping[str, Any]) -> dict[str, Any]:
+  return _usual(raw) | {"model_type": "ministral3"} if _GROWTH in raw else {}
+
+
+def _mistral3_yarn(raw: Mapping[str, Any]) -> dict[str, Any]:
+  own = {key: raw[key] for key in (_GROWTH, "mscale_all_dim") if key in raw}
+  return own | {"mscale": 1.0}
+
+
+def _deepseek_yarn(raw: Mapping[str, Any]) -> dict[str, Any]:
+  """Its files have a tenth of the weight, which both spreads have."""
+  weight = raw.get("mscale_all_dim")
+  return dict.fromkeys(("mscale", "mscale_all_dim"), round(10 * weight, 6)) if weight else {}
+
+
 ARCHITECTURES: dict[str, Architecture] = {
   "llama": Architecture("llama", {}, _WINDOW, _mistral, pairs=True),
-  "qwen2": Architecture("qwen2"),
+  "qwen2": Architecture("qwen2", told={}),
   "qwen3": Architecture("qwen3"),
   "llada": Architecture("llama", {"is_causal": False}, pairs=True),
   "dream": Architecture("Dream"),
@@ -117,11 +185,50 @@ ARCHITECTURES: dict[str, Architecture] = {
     epsilon="layer_norm_eps",
   ),
   "exaone4": Architecture("exaone4", {}, _WINDOW, _windows),
-  "seed_oss": Architecture("seed_oss", {}, {}, _usual),
+  "seed_oss": Architecture(
+    "seed_oss", {}, {}, _usual,
+    told={"attention_bias": "blk.0.attn_q.bias", "attention_out_bias": "blk.0.attn_output.bias"},
+  ),
   "ernie4_5": Architecture("ernie4_5", {}, {}, _usual),
   "qwen2moe": Architecture(
     "qwen2_moe", {"norm_topk_prob": False}, _EXPERTS | _WIDTH | _SHARED, _usual
   ),
   "qwen3moe": Architecture("qwen3_moe", {"norm_topk_prob": True}, _EXPERTS | _WIDTH, _usual),
+  "dots1": Architecture(
+    "dots1", {}, _ROUTED | _WIDTH, _routed, needed=("expert_shared_count", "expert_gating_func")
+  ),
+  "minimax-m2": Architecture(
+    "minimax_m2", {}, _BY_INPUT | {"expert_gating_func": (_SIGMOID, "scoring_func")}, _in_part,
+    needed=("expert_count",),
+  ),
+  "glm4moe": Architecture(
+    "glm4_moe", {},
+    _ROUTED | _WIDTH | {"nextn_predict_layers": (checks.whole, "num_nextn_predict_layers")},
+    _glm_moe, needed=("expert_shared_count",),
+    told={"attention_bias": "blk.0.attn_q.bias", "use_qk_norm": "blk.0.attn_q_norm.weight"},
+  ),
+  "gpt-oss": Architecture(
+    "gpt_oss", {}, _WINDOW | _BY_INPUT, _usual, needed=("expert_count", "attention.sliding_window"),
+    yarn=lambda raw: {"truncate": False},
+  ),
+  "deepseek2": Architecture(
+    "deepseek_v3", {}, _ROUTED | _WIDTH | _LATENT | _SPREAD, _deepseek, yarn=_deepseek_yarn,
+    needed=(
+      "expert_shared_count", "expert_gating_func", "attention.kv_lora_rank",
+      "attention.key_length_mla", "attention.value_length_mla", "rope.dimension_count",
+    ),
+  ),
+  "llama4": Architecture(
+    "llama4_text", {},
+    _BY_INPUT | {
+      "feed_forward_length": (_SIZE, "intermediate_size_mlp"),
+      "interleave_moe_layer_step": (_SIZE, "interleave_moe_layer_step"),
+    },
+    _llama4, needed=("expert_count", "expert_feed_forward_length", "interleave_moe_layer_step"),
+  ),
+  "mistral3": Architecture(
+    "llama", {}, _SPREAD | {"attention.temperature_scale": (_NUMBER, _GROWTH)}, _mistral3,
+    pairs=True, yarn=_mistral3_yarn,
+  ),
 }  # fmt: skip
 """By their names in files."""

@@ -14,7 +14,6 @@ from specjax.models.rotary import rope_frequencies
 STRETCH = "rope_freqs.weight"  # a tensor of Llama 3.1's divisors of the rotary frequencies
 FACTORS = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
 """Tensors of LongRoPE's divisors of the rotary frequencies, and their keys in a config.json."""
-_LLAMA3 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
 
 _SIZE = functools.partial(checks.whole, least=1)
 _FACTOR = functools.partial(checks.number, least=0)
@@ -24,6 +23,14 @@ SCHEMA = {
   "rope.scaling.attn_factor": functools.partial(checks.number, above=0),
 }  # fmt: skip
 """Keys after the architecture's name, and what they accept."""
+
+
+def _limits(architecture: str) -> dict[str, Any]:
+  """Llama 3.1's, or Llama 4's, which files do not say."""
+  high = 1.0 if architecture == "llama4" else 4.0
+  return {
+    "low_freq_factor": 1.0, "high_freq_factor": high, "original_max_position_embeddings": 8192,
+  }  # fmt: skip
 
 
 def scaling(
@@ -62,7 +69,7 @@ def scaling(
     checks.refuse(
       f"{where}: {architecture}.rope.scaling.type", kind, f"none beside the tensor {STRETCH}"
     )
-  return {"rope_type": "llama3", "factor": float(stretch.max()), **_LLAMA3}
+  return {"rope_type": "llama3", "factor": float(stretch.max()), **_limits(architecture)}
 
 
 def longrope(
@@ -86,8 +93,9 @@ def longrope(
   }  # fmt: skip
 
 
-def check_stretch(config: Config, stretch: np.ndarray, where: str) -> None:
-  """Raises ValueError unless the frequencies are divided as Llama 3.1's are."""
+def check_stretch(config: Config, stretch: np.ndarray, where: str, architecture: str) -> None:
+  """Raises ValueError unless the frequencies of the first layer are divided by `_limits`."""
+  config = config.of_layer(0)
   exponent = np.arange(0, config.head_dim, 2) / config.head_dim
   wanted = rope_frequencies(config)
   if stretch.shape != wanted.shape or not np.allclose(
@@ -95,5 +103,5 @@ def check_stretch(config: Config, stretch: np.ndarray, where: str) -> None:
   ):
     raise ValueError(
       f"{where}: {STRETCH} stretches rotary frequencies by other limits than "
-      f"those of Llama 3.1, {_LLAMA3}."
+      f"those of its family, {_limits(architecture)}."
     )

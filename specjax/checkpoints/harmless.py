@@ -120,7 +120,7 @@ TOKENIZER: Harmless = {
 # After the architecture's name: what llama.cpp reads of other families only, at its own defaults.
 GGUF: Harmless = {
   "GGUF.*": ..., "general.*": ..., "general.type": ("model",), "quantize.*": ...,
-  "split.no": (0,), "split.count": (0, 1), "split.tensors.count": ...,
+  "split.tensors.count": ...,
   "tokenizer.huggingface.json": ..., "tokenizer.chat_templates": ...,
   "tokenizer.chat_template.*": ...,
   "*.tensor_data_layout": ..., "*.expert_used_count": (0,), "*.use_parallel_residual": (False,),

@@ -94,6 +94,10 @@ _OF_ROWS = {
     {"width": 1408, "normalised": False, "scale": 1.0, "groups": 1, "chosen_groups": 1},
     {"router": "sigmoid"},
   ),
+  "minimax_m2": Keys(
+    "num_local_experts", "num_experts_per_tok", "intermediate_size",
+    {"count": 256, "chosen": 8, "width": 1536}, {"router": "sigmoid"},
+  ),
   "bailing_moe_v2": Keys(
     "num_experts", "num_experts_per_tok", "moe_intermediate_size",
     {"count": 256, "chosen": 8, "width": 512, "normalised": True, "scale": 1.0, "groups": 8,

@@ -68,7 +68,8 @@ class Fusion(NamedTuple):
 
 
 class Stack(list[Fusion]):
-  """The tensors of `height` matrices of one shape, of which each is the concatenation of some."""
+  """The tensors of `height` matrices, or biases, of one shape, of which each is the concatenation
+  of some."""
 
   def __init__(self, matrices: Sequence[Sequence[Fusion]]):
     super().__init__(part for matrix in matrices for part in matrix)
@@ -342,10 +343,10 @@ def whole_stacks(layout: Layout, shapes: Shapes) -> Layout:
   def found(parts: list[Fusion]) -> list[Fusion]:
     if not isinstance(parts, Stack):
       return parts
-    each, E = len(parts) // parts.height, parts[0].shape[1]
+    each, (rows, *width) = len(parts) // parts.height, parts[0].shape
     base = parts[0].name.rsplit(".", 3)[0]  # of BASE.0.gate_proj.weight
     name = f"{base}.{'gate_up_proj' if each == 2 else 'down_proj'}"
-    whole = Fusion(name, (parts.height, each * parts[0].shape[0], E))
+    whole = Fusion(name, (parts.height, each * rows, *width))
     return parts if parts[0].name in shapes or name not in shapes else [whole]
 
   return {path: found(parts) for path, parts in layout.items()}
@@ -412,7 +413,7 @@ def assemble(
     else:
       whole = np.concatenate([*pieces])
     if isinstance(parts, Stack):
-      whole = whole.reshape(parts.height, -1, whole.shape[1])
+      whole = whole.reshape(parts.height, -1, *whole.shape[1:])
     return parameter(whole, dtype, own, looked_up=path[-1].endswith("embedding"))
 
   params: dict[tuple[str, ...], Any] = {}
@@ -469,7 +470,7 @@ def _spread(layout: Layout, read: Read, dtype: DTypeLike, mesh: Mesh) -> dict[An
   for (*above, last), parts in layout.items():
     if isinstance(parts, Stack):
       rows = sum(p.shape[0] for p in parts) // parts.height
-      shape: tuple[int, ...] = (parts.height, rows, parts[0].shape[1])
+      shape: tuple[int, ...] = (parts.height, rows, *parts[0].shape[1:])
       spread, ours = sharding.of_weight(last, shape, mesh), functools.partial(stacked, parts)
       params[*above, last] = jax.make_array_from_callback(shape, spread, ours)
       continue

@@ -36,7 +36,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _ALONE = {"proportional": "gemma4_text", "longrope": "phi3"}  # kinds of one family
 _IN_PART = ("llada2_moe", "phi3", "glm", "glm4", "glm4_moe", "qwen3_next", "qwen3_5_text",
-            "qwen3_5_moe_text", "bailing_moe_v2")  # fmt: skip
+            "qwen3_5_moe_text", "bailing_moe_v2", "minimax_m2")  # fmt: skip
 _ALWAYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", _LENGTH)
 _OF_YARN = (*_YARN.values(), "mscale", "mscale_all_dim")
 

@@ -8,6 +8,7 @@ Letters: B batch, T prompt, S capacity.
 
 import functools
 import math
+import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -68,6 +69,13 @@ class Memory(NamedTuple):
       "more for a round": self.round, "at most": self.total,
     }  # fmt: skip
     return [{"memory": name, "MB": f"{size / 1e6:,.1f}"} for name, size in named.items()]
+
+
+def resident(key: str) -> int:
+  """Bytes of this process in memory: VmRSS now, VmHWM at most since the mark was cleared;
+  Linux only."""
+  lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+  return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 
 def size_of(tree: Any) -> int:

@@ -28,6 +28,7 @@ TITLES = {
   "qwen2_moe": "Qwen2-MoE",
   "glm4_moe": "GLM-4.5",
   "dots1": "dots.llm1",
+  "minimax_m2": "MiniMax-M2",
   "qwen3_next": "Qwen3-Next",
   "qwen3_5_text": "Qwen3.5, text",
   "qwen3_5_moe_text": "Qwen3.5 with experts, text",

@@ -80,7 +80,7 @@ def read_directory(directory: pathlib.Path, arch: str):
 
 
 # Of the converter: which rows of q and k it pairs, to which norms it adds 1, and its other keys.
-PAIRED, LESS_ONE = ("granite", "smollm3"), ("gemma", "gemma2")
+PAIRED, LESS_ONE = ("granite", "smollm3", "mistral3"), ("gemma", "gemma2")
 EPSILON = {"rms_norm_eps": "attention.layer_norm_rms_epsilon",
            "layer_norm_eps": "attention.layer_norm_epsilon"}  # fmt: skip
 MORE = EPSILON | {
@@ -94,6 +94,49 @@ MORE = EPSILON | {
   "moe_intermediate_size": "expert_feed_forward_length",
   "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }  # fmt: skip
+ROUTED = {
+  "n_routed_experts": "expert_count", "n_shared_experts": "expert_shared_count",
+  "first_k_dense_replace": "leading_dense_block_count", "norm_topk_prob": "expert_weights_norm",
+  "routed_scaling_factor": "expert_weights_scale", "n_group": "expert_group_count",
+  "topk_group": "expert_group_used_count", "num_nextn_predict_layers": "nextn_predict_layers",
+}  # fmt: skip
+OWN = {
+  "dots1": ROUTED, "glm4moe": ROUTED,
+  "deepseek2": ROUTED | {
+    "kv_lora_rank": "attention.kv_lora_rank", "q_lora_rank": "attention.q_lora_rank",
+    "v_head_dim": "attention.value_length_mla", "num_nextn_predict_layers": "",
+  },
+  "gpt-oss": {"intermediate_size": "expert_feed_forward_length"},
+  "minimax-m2": {"intermediate_size": "expert_feed_forward_length"},
+  "llama4": {
+    "intermediate_size": "expert_feed_forward_length",
+    "intermediate_size_mlp": "feed_forward_length",
+    "interleave_moe_layer_step": "interleave_moe_layer_step",
+  },
+}  # fmt: skip
+# Of GPT-OSS neighbouring outputs are a gate and an up, of Llama 4 the first half are gates.
+GATES = {"gpt-oss": (slice(0, None, 2), slice(1, None, 2))}
+
+
+def in_parts(name: str, w: np.ndarray, arch: str, raw) -> dict[str, np.ndarray]:
+  """By names that the package maps: what the converter makes of one tensor of several."""
+  turned = w.swapaxes(1, 2) if w.ndim == 3 else w
+  name, bias, _ = name.partition("_bias") if ".experts." in name else (name, "", "")
+  kind = "bias" if bias else "weight"
+  if name.endswith("experts.gate_up_proj"):
+    half = turned.shape[1] // 2
+    gate, up = GATES.get(arch, (slice(half), slice(half, None)))
+    stem = name.removesuffix("gate_up_proj")
+    return {f"{stem}gate_proj.{kind}": turned[:, gate], f"{stem}up_proj.{kind}": turned[:, up]}
+  if name.endswith("experts.down_proj"):
+    return {f"{name}.{kind}": turned}
+  if name.endswith("kv_b_proj.weight"):
+    heads, plain = raw["num_attention_heads"], raw["qk_nope_head_dim"]
+    both = w.reshape(heads, plain + raw["v_head_dim"], -1)
+    keys, values = both[:, :plain].swapaxes(1, 2), both[:, plain:]
+    return {name.replace("kv_b", "k_b"): keys, name.replace("kv_b", "v_b"): values}
+  name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+  return {f"{name}.weight" if name.endswith("sinks") else name: w}
 
 
 def of_family(directory: pathlib.Path, arch: str):
@@ -101,11 +144,13 @@ def of_family(directory: pathlib.Path, arch: str):
   raw = json.loads((directory / "config.json").read_text())
   kind = next(kind for kind, name in MODEL_ARCH_NAMES.items() if name == arch)
   names = package.get_tensor_name_map(MODEL_ARCH(kind), raw["num_hidden_layers"])
-  tensors, experts = {}, {}
+  tensors, experts, stored = {}, {}, {}
   for name, w in safetensors.numpy.load_file(directory / "model.safetensors").items():
+    stored |= in_parts(name, w, arch, raw)
+  for name, w in stored.items():
     name, _, suffix = name.rpartition(".")
     layer, _, part = name.partition(".experts.")
-    if part:  # NUMBER.gate_proj
+    if part[:1].isdigit():  # NUMBER.gate_proj
       number, _, part = part.partition(".")
       stack = names.get_name(f"{layer}.experts.{part}")
       experts.setdefault(f"{stack}.{suffix}", {})[int(number)] = w
@@ -116,14 +161,38 @@ def of_family(directory: pathlib.Path, arch: str):
       w = in_pairs(w, raw[key])
     tensors[own] = w + 1 if arch in LESS_ONE and "norm" in own else w
   tensors |= {name: np.stack([ws[i] for i in range(len(ws))]) for name, ws in experts.items()}
+  tensors = {name: np.ascontiguousarray(w) for name, w in tensors.items()}
   metadata = {ours: raw[key] for key, ours in (KEYS | MORE).items() if raw.get(key)}
+  own = OWN.get(arch, {})
+  metadata |= {ours: raw[key] for key, ours in own.items() if ours and raw.get(key) is not None}
   rope = raw.get("rope_parameters") or {}
   rope = rope.get("sliding_attention", rope)
   head = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
   share = rope.get("partial_rotary_factor", 1)
   metadata["attention.key_length"] = metadata["attention.value_length"] = head
   metadata["rope.dimension_count"] = int(head * share)
+  if arch == "deepseek2":  # lengths of what the cache holds, and of one head
+    turned, rank = raw["qk_rope_head_dim"], raw["kv_lora_rank"]
+    metadata |= {"attention.key_length": rank + turned, "attention.value_length": rank}
+    metadata |= {"rope.dimension_count": turned, "attention.head_count_kv": 1}
+    metadata["attention.key_length_mla"] = raw["qk_nope_head_dim"] + turned
+  if "n_routed_experts" in raw or arch == "minimax-m2":
+    metadata["expert_gating_func"] = 2
+  if arch == "glm4moe":
+    metadata["block_count"] += raw["num_nextn_predict_layers"]
+    for i in range(raw["num_hidden_layers"], metadata["block_count"]):
+      tensors[f"blk.{i}.nextn.enorm.weight"] = np.ones(raw["hidden_size"], np.float32)
   metadata["rope.freq_base"] = float(rope["rope_theta"])
+  if rope["rope_type"] == "llama3":
+    tensors["rope_freqs.weight"] = stretch(rope, head)
+  if rope["rope_type"] == "yarn":
+    metadata |= {"rope.scaling.type": "yarn", "rope.scaling.factor": rope["factor"]}
+    metadata["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+    if "mscale_all_dim" in rope:
+      weight = rope["mscale_all_dim"] * (0.1 if arch == "deepseek2" else 1.0)
+      metadata["rope.scaling.yarn_log_multiplier"] = weight
+    if "llama_4_scaling_beta" in rope:
+      metadata["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
   if rope["rope_type"] == "longrope":
     original = rope["original_max_position_embeddings"]
     factor = raw["max_position_embeddings"] / original
@@ -142,14 +211,15 @@ def stretch(rope, head_dim: int) -> np.ndarray:
     wavelength = 2 * np.pi * rope["rope_theta"] ** (i / head_dim)
     turns = rope["original_max_position_embeddings"] / wavelength
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    smooth = (turns - low) / (high - low)
+    smooth = (turns - low) / (high - low) if low < high else 0.0
     inside = 1 / ((1 - smooth) / rope["factor"] + smooth)
     factors.append(rope["factor"] if turns < low else 1.0 if turns > high else inside)
   return np.array(factors, np.float32)
 
 
-def write(file, arch, metadata, tensors, kinds=lambda name, w: Kind.F32):
-  writer = package.GGUFWriter(file, arch)
+def write(file, arch, metadata, tensors, kinds=lambda name, w: Kind.F32, part=0):
+  """In parts of so many tensors each, or whole."""
+  writer = package.GGUFWriter(file, arch, split_max_tensors=part)
   add = {bool: writer.add_bool, str: writer.add_string, float: writer.add_float32,
          int: writer.add_uint32, list: writer.add_array,
          np.float64: writer.add_float32}  # fmt: skip

@@ -245,9 +245,35 @@ def test_what_cannot_be_read_is_named(metadata, tensors, words, tmp_path):
     gguf.load(file)
 
 
+@pytest.fixture
+def parts(tmp_path):
+  """The parts of a file, as the package gguf splits it."""
+  write(tmp_path / "m.gguf", "llama", *read_directory(FIXTURES / "llama1", "llama"), part=8)
+  return sorted(tmp_path.glob("m-*.gguf"))
+
+
+def test_a_file_in_parts_is_read_as_one(parts, tmp_path):
+  assert len(parts) == 3
+  whole = write(tmp_path / "m.gguf", "llama", *read_directory(FIXTURES / "llama1", "llama"))
+  got, want = gguf.load(parts[0]), gguf.load(whole)
+  assert got.config == want.config
+  assert jax.tree.all(jax.tree.map(equal, got.params, want.params))
+
+
+def test_parts_that_are_not_those_of_a_file_are_named(parts):
+  with pytest.raises(ValueError, match=r"`name` must be that of the first part, .*-of-00003\.gguf"):
+    gguf.load(parts[1])
+  parts[1].write_bytes(parts[2].read_bytes())
+  with pytest.raises(ValueError, match=r"`split\.no` must be 1 of split\.count=3, got 2\."):
+    gguf.load(parts[0])
+  parts[1].unlink()
+  with pytest.raises(ValueError, match="m-00002-of-00003"):
+    gguf.load(parts[0])
+
+
 def test_an_unknown_architecture_is_named(tmp_path):
   file = write(tmp_path / "m.gguf", "gpt2", {}, {})
-  accepted = "llama, qwen2, qwen3, llada, dream, gemma, .*, qwen3moe"
+  accepted = "llama, qwen2, qwen3, llada, dream, gemma, .*, mistral3"
   with pytest.raises(ValueError, match=rf"`general\.architecture` must be one of {accepted}, got"):
     specjax.load(str(file))
 

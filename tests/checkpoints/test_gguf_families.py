@@ -4,11 +4,13 @@ import jax
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
+from gguf import quants
 from gguf_writer import of_family, write
 from test_families import IDS, directory_of
 from test_hf import logits_of
 
 from specjax.checkpoints import gguf, hf
+from specjax.models.groups import Groups
 
 TYPES = {"layer_types": ["sliding_attention"] * 2}
 QWEN3 = {
@@ -20,6 +22,16 @@ LONGROPE = {
   "original_max_position_embeddings": 6, "short_factor": [1.0, 1.25], "long_factor": [1.5, 4.0],
   "attention_factor": 1.5,
 }  # fmt: skip
+WHOLE = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 8.0,
+         "original_max_position_embeddings": 6}  # fmt: skip
+LLAMA4 = {
+  "num_hidden_layers": 4, "no_rope_layers": [], "layer_types": [], "moe_layers": [1, 3],
+  "interleave_moe_layer_step": 2, "attention_chunk_size": 8192, "floor_scale": 8192,
+  "attn_scale": 0.1, "rope_parameters": {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 16.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+  },
+}  # fmt: skip
 # By architecture: the fixture, and what its config.json has otherwise, since files do not say it.
 FAMILIES = {
   "gemma": ("gemma", {}), "gemma2": ("gemma2", {"query_pre_attn_scalar": 8}),
@@ -28,7 +40,17 @@ FAMILIES = {
   "granite": ("granite", {}), "smollm3": ("smollm3", {"no_rope_layers": [1, 1]}),
   "cohere2": ("cohere2", TYPES), "exaone4": ("exaone4", TYPES), "seed_oss": ("seed_oss", {}),
   "ernie4_5": ("ernie4_5", {}), "qwen2moe": ("qwen2_moe", {"mlp_only_layers": []}),
-  "qwen3moe": ("qwen2_moe", QWEN3),
+  "qwen3moe": ("qwen2_moe", QWEN3), "dots1": ("dots1", {"sliding_window": None}),
+  "glm4moe": ("glm4_moe", {}), "minimax-m2": ("minimax_m2", {}),
+  "gpt-oss": ("gpt_oss", {"rope_parameters": WHOLE | {"truncate": False}, "swiglu_limit": 7.0,
+                          "swiglu_alpha": 1.702}),
+  "deepseek2": ("deepseek_v3",
+                {"rope_parameters": WHOLE | {"mscale": 2.0, "mscale_all_dim": 2.0}}),
+  "llama4": ("llama4_text", LLAMA4),
+  "mistral3": ("ministral3", {
+    "sliding_window": None,
+    "rope_parameters": WHOLE | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.7},
+  }),
 }  # fmt: skip
 
 
@@ -62,10 +84,21 @@ def test_parts_of_one_tensor_keep_their_bits(tmp_path):
   np.testing.assert_allclose(*logits, rtol=0, atol=1e-5)
 
 
-def test_experts_are_not_kept_in_their_bits(tmp_path):
-  directory = directory_of("olmoe", tmp_path, norm_topk_prob=False)
-  file = write(tmp_path / "m.gguf", "olmoe", *of_family(directory, "olmoe"))
-  with pytest.raises(ValueError, match="`weights` must be another for the experts of a GGUF file"):
+@pytest.mark.parametrize(("arch", "kind"), [("olmoe", Kind.Q4_0), ("gpt-oss", Kind.Q8_0)])
+def test_experts_keep_their_bits(arch, kind, tmp_path):
+  name, changes = FAMILIES[arch]
+  directory = directory_of(name, tmp_path, **changes, hidden_size=32, intermediate_size=32)
+  contents = of_family(directory, arch)
+  kinds = {x: kind if x.endswith("_exps.weight") else Kind.F32 for x in contents[1]}
+  file = write(tmp_path / "m.gguf", arch, *contents, lambda x, w: kinds[x])
+  kept, widened = gguf.load(file, weights="native"), gguf.load(file)
+  assert kept.params["params"]["layer_0"]["experts"]["expert_gate_up"].shape == (6, 64, 32)
+  assert isinstance(kept.params["params"]["layer_0"]["experts"]["expert_down"], Groups)
+  logits = [logits_of(x.config, x.params, IDS) for x in (kept, widened)]
+  np.testing.assert_allclose(*logits, rtol=0, atol=1e-5)
+  kinds["blk.0.ffn_up_exps.weight"] = Kind.Q5_0
+  write(file, arch, *contents, lambda x, w: kinds[x])
+  with pytest.raises(ValueError, match=r"types of blk\.0\.ffn_gate_exps.* must be one with native"):
     gguf.load(file, weights="native")
 
 
@@ -81,3 +114,37 @@ def test_what_longrope_refuses(change, words, tmp_path):
   metadata = {key: x for key, x in (metadata | change).items() if x is not None}
   with pytest.raises(ValueError, match=words):
     gguf.load(write(tmp_path / "m.gguf", "phi3", metadata, tensors))
+
+
+def test_experts_in_mxfp4_are_those_of_the_package(tmp_path):
+  name, changes = FAMILIES["gpt-oss"]
+  directory = directory_of(name, tmp_path, **changes, hidden_size=32, intermediate_size=32)
+  metadata, tensors = of_family(directory, "gpt-oss")
+  kinds = {x: Kind.MXFP4 if x.endswith("_exps.weight") else Kind.F32 for x in tensors}
+  file = write(tmp_path / "m.gguf", "gpt-oss", metadata, tensors, lambda x, w: kinds[x])
+  stored = (tensors[f"blk.1.ffn_{x}_exps.weight"] for x in ("gate", "up", "down"))
+  gates, ups, downs = (
+    quants.dequantize(quants.quantize(w, Kind.MXFP4), Kind.MXFP4) for w in stored
+  )
+  found = gguf.load(file).params["params"]["layer_1"]["experts"]
+  np.testing.assert_array_equal(found["expert_gate_up"], np.concatenate([gates, ups], 1))
+  np.testing.assert_array_equal(found["expert_down"], downs)
+
+
+@pytest.mark.parametrize(
+  ("arch", "change", "words"),
+  [
+    ("deepseek2", {"expert_gating_func": 1},
+     r"`deepseek2\.expert_gating_func` must be between 2 and 2 \(sigmoids\), got 1\."),
+    ("deepseek2", {"attention.key_length": 12},
+     r"`deepseek2\.attention\.key_length` must be that of both, 10, got 12\."),
+    ("deepseek2", {"attention.key_length_mla": None}, r"lacks 'deepseek2\.attention\.key_length_m"),
+    ("gpt-oss", {"attention.sliding_window": None}, r"lacks 'gpt-oss\.attention\.sliding_window'"),
+  ],
+)  # fmt: skip
+def test_what_more_architectures_refuse(arch, change, words, tmp_path):
+  name, changes = FAMILIES[arch]
+  metadata, tensors = of_family(directory_of(name, tmp_path, **changes), arch)
+  metadata = {key: x for key, x in (metadata | change).items() if x is not None}
+  with pytest.raises(ValueError, match=words):
+    gguf.load(write(tmp_path / "m.gguf", arch, metadata, tensors))

@@ -119,8 +119,7 @@ ONES = {"rope_freqs.weight": np.full(4, 8, np.float32)}
     (
       {"split.count": 3},
       None,
-      r"`split\.count` must be 1: join the parts first, as llama-gguf-split --merge does, got "
-      r"3\.",
+      r"`name` must be that of the first part, \*-00001-of-00003\.gguf, got 'm\.gguf'\.",
     ),
     (
       {"diffusion.of_tomorrow": 1},

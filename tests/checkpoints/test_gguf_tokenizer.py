@@ -73,6 +73,13 @@ def test_ids_are_those_of_the_trained_tokenizer(pre):
     ("deepseek-r1-qwen", "x 12 e\u0301", "x| |1|2| e|\u0301"),
     ("deepseek-coder", "if x:\n  12 日本", "if| x|:|\n|  |1|2| |日本"),
     ("tekken", "HelloWorld ABCdef 12 a/b//\n", "Hello|World| ABCdef| |1|2| a|/b|//\n"),
+    ("refact", "in 1999 é", "in| |1|9|9|9| é"),
+    ("exaone4", "It's 1234", "It|'s| 1234"),
+    ("glm4", "IT'S 1234567 x!\n\ny", "IT|'S| |123|456|7| x|!\n\n|y"),
+    ("seed-coder", "x!\n y 12", "x|!|\n| y| |1|2"),
+    ("gpt-4o", "HelloWorld's 1234 a/b//\n", "Hello|World's| |123|4| a|/b|//\n"),
+    ("kimi-k2", "abc日本 it's 12!\n/", "abc|日本| it's| |12|!\n|/"),
+    ("deepseek-v3", "f(x).y 1234日本か !a e\u0301\n", "f|(x|).|y| |123|4|日本か| !|a| e\u0301|\n"),
   ],
 )
 def test_words_of_each_family(pre, text, words):
@@ -173,8 +180,8 @@ def test_sentence_piece_is_as_defined(prefix, pieces):
   [
     (dict(model="bert"), r"`tokenizer\.ggml\.model` must be one of gpt2, llama, got 'bert'\."),
     (dict(model=None), r"`tokenizer\.ggml\.model` must be one of gpt2, llama, got None\."),
-    (dict(pre="latin"), r"`tokenizer\.ggml\.pre` must be one of gpt-2, smollm.*got 'latin'\."),
-    (dict(pre=None), r"`tokenizer\.ggml\.pre` must be one of gpt-2, smollm.*got None\."),
+    (dict(pre="latin"), r"`tokenizer\.ggml\.pre` must be one of gpt-2, olmo.*got 'latin'\."),
+    (dict(pre=None), r"`tokenizer\.ggml\.pre` must be one of gpt-2, olmo.*got None\."),
     (dict(tokens=["a", "b", "c", "ab", "ab", "x", "y", "z"]), "has 8 texts, of which 7 differ"),
     (dict(tokens=["a"]), r"token_type has 8 values for 1 tokens"),
     (dict(tokens="abc"), r"`tokenizer\.ggml\.tokens` must be a list, got 'abc'\."),

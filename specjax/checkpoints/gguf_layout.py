@@ -1,0 +1,90 @@
+"""Where our parameters lie in a GGUF file, by the names of its tensors.
+
+A file holds the experts of a layer, and the heads of a latent, in stacks. One matrix of a stack is
+called by the stack's name and #NUMBER.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+
+from gguf import get_tensor_name_map
+from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
+
+from specjax.checkpoints.files import Shapes
+from specjax.checkpoints.hf_layout import Fusion, Layout, Stack
+from specjax.models.config import Config
+
+_KINDS = (".weight", ".bias")
+_NUMBER = re.compile(r"\.experts\.(\d+)\.")
+_WHOLE = re.compile(r"(.*\.experts\.)(gate_up|down)_proj(_bias)?")
+_OF_HEADS = ("attn_k_b", "attn_v_b")
+TURNED = "attn_k_b"
+"""The stack whose matrices are the transposes of ours."""
+
+
+def names(architecture: str, layers: int) -> Callable[[str], str]:
+  """From Hugging Face's names of tensors to those of an architecture; others are left as they
+  are."""
+  known = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
+  table = get_tensor_name_map(MODEL_ARCH(known[architecture]), layers)
+
+  def theirs(name: str) -> str:
+    plain, _, number = name.partition("#")
+    if found := _NUMBER.search(plain):
+      plain, number = _NUMBER.sub(".experts.", plain), found[1]
+    own = table.get_name(re.sub("_bias$", ".bias", plain), _KINDS)
+    if own is None:
+      return name
+    own = own if own.endswith(_KINDS) else f"{own}.weight"
+    return f"{own}#{number}" if number else own
+
+  return theirs
+
+
+def _experts(parts: list[Fusion]) -> list[Fusion]:
+  """The gates, ups and downs of each expert, where a family has those of all in one tensor."""
+  if (found := _WHOLE.fullmatch(parts[0].name)) is None:
+    return parts
+  base, which, bias = found.groups()
+  own = ("gate", "up") if which == "gate_up" else (which,)
+  count, rows, *width = parts[0].own_shape
+  shape, kind = (rows // len(own), *width), "bias" if bias else "weight"
+  return Stack(
+    [[Fusion(f"{base}{e}.{name}_proj.{kind}", shape) for name in own] for e in range(count)]
+  )
+
+
+def _heads(c: Config, parts: list[Fusion]) -> list[Fusion]:
+  """Of each head what makes keys of latents, and what makes values, which one tensor has else."""
+  stem, found, kind = parts[0].name.partition("kv_b_proj")
+  if c.latent is None or not found:
+    return parts
+  sizes = {"k": c.latent.plain, "v": c.latent.value}
+  return [
+    Fusion(f"{stem}{x}_b_proj{kind}#{head}", (rows, c.latent.rank))
+    for head in range(c.heads)
+    for x, rows in sizes.items()
+  ]
+
+
+def layout(table: Layout, c: Config, theirs: Callable[[str], str]) -> Layout:
+  """A family's layout of a config, by the names that `names` gives; norms of Gemma hold 1 + w."""
+  made: Layout = {}
+  for path, parts in table.items():
+    own = _heads(c, _experts(parts))
+    own[:] = [part._replace(name=theirs(part.name), less=0.0) for part in own]
+    made[path] = own
+  return made
+
+
+def shapes(found: Mapping[str, tuple[int, ...]]) -> Shapes:
+  """The shapes of all matrices, those of stacks one by one, of the shapes of all tensors."""
+  own: dict[str, tuple[int, ...]] = {}
+  for name, shape in found.items():
+    part = name.split(".")[-2]
+    if part in _OF_HEADS or part.endswith("_exps"):
+      each = shape[:0:-1] if part == TURNED else shape[1:]
+      own |= {f"{name}#{number}": each for number in range(shape[0])}
+    else:
+      own[name] = shape
+  return own
