@@ -61,6 +61,8 @@ def format_of(raw: Mapping[str, Any]) -> str | None:
     usual = "peagle" if any(key in raw for key in peagle.MASK_TOKENS) else "eagle3"
     kind = raw.get(eagle3_file.KIND, usual)
     return kind if kind in ("eagle3", "peagle", "dflash", "dspark") else None
+  if mtp.is_format(raw):
+    return "mtp"
   family = raw.get("model_type")
   if family in hf_config.FAMILIES and raw.get("num_hidden_layers") == 1:
     return "eagle"

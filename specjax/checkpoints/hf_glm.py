@@ -87,7 +87,7 @@ GLM = {
     "Glm4MoeForCausalLM", _MOE_NAMES, _glm4_moe, _write_moe,
     _KEYS | _MOE_KEYS | {"use_qk_norm": bool},
     _ABSENT | {"num_key_value_heads": 8, "rms_norm_eps": 1e-5},
-    # Of the layer behind the last, a draft head, which is not read.
+    # Of the layer behind the last, a draft head, see `mtp`.
     idle={"num_nextn_predict_layers": ..., "num_mtp_layers": ...}, spare=("model.layers.{}.*",),
     more=_MORE,
   ),

@@ -121,8 +121,7 @@ def spare(c: Config, names: Names) -> frozenset[str]:
   """The LM head's tensor, which files may have although the embedding is the LM head, and those of
   an MTP layer, which is a draft head."""
   lm_head = {f"{names['lm_head']}.weight"} if c.tied else set()
-  mtp = mtp_layer(c, names) if "mtp" in names else {}
-  return frozenset(lm_head | {part.name for parts in mtp.values() for part in parts})
+  return frozenset(lm_head | ({f"{names['mtp']}.*"} if "mtp" in names else set()))
 
 
 def layout(c: Config, names: Names) -> Layout:
@@ -280,21 +279,6 @@ def _named(of: Callable[..., Fusion], name: str, *shape: int) -> Fusion:
   """A tensor whose whole name is given, which may end otherwise than ".weight"."""
   name, _, kind = name.rpartition(".")
   return of(name, *shape, kind=kind)
-
-
-def mtp_layer(c: Config, names: Names = MIMO) -> Layout:
-  """The MTP layer that MiMo's own checkpoints carry, which is a layer of the config."""
-  E, name = c.width, names["mtp"]
-  norms = {
-    "token_norm": "token_layernorm",
-    "state_norm": "hidden_layernorm",
-    "norm": "final_layernorm",
-  }
-  table: Layout = {
-    (ours, "weight"): [Fusion(f"{name}.{theirs}.weight", (E,))] for ours, theirs in norms.items()
-  }
-  table["projection",] = [Fusion(f"{name}.input_proj.weight", (E, 2 * E))]
-  return table | block(c, ("layers", "layer_0"), name, names)
 
 
 def sparse(

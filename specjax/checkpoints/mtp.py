@@ -1,32 +1,117 @@
-"""MTP layers that targets carry in their own checkpoints, as MiMo does.
+"""MTP layers that targets carry in their own checkpoints.
 
-config.json is the target's, with `num_nextn_predict_layers`, and `model.mtp_layers.0` lies beside
-the target's layers. `input_proj` joins state and embedding, in this order, `token_layernorm` and
-`hidden_layernorm` are the norms before it, and `final_layernorm` precedes the target's LM head.
+config.json is the target's, and the layer lies beside the target's layers, or behind the last. A
+norm of the token's embedding and one of the state before it, a projection that joins the two, a
+layer of the target's kind, and a norm before the target's LM head: each family has its names for
+these. MiMo's projection has the state first, and it alone reads states before the final norm.
+
+DeepSeek-V3's and GLM-4.5's layers bring copies of the target's embedding and LM head, which are not
+read, and not written.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from specjax import checks
 from specjax.base import Params
-from specjax.checkpoints import hf_config, published
+from specjax.checkpoints import families, hf_pictures, published
 from specjax.checkpoints.heads import LoadedHead
-from specjax.checkpoints.hf_layout import MIMO, mtp_layer, scatter
+from specjax.checkpoints.hf_layout import MIMO, Fusion, Layout, block, scatter, whole_stacks
 from specjax.heads.mtp import MTPConfig
 from specjax.heads.mtp import mtp as build
 from specjax.models.config import Config
 from specjax.models.transformer import target
 
+_COUNT = "num_nextn_predict_layers"
+
+
+class Place(NamedTuple):
+  """Where a family keeps its layer; {} is the number of the target's layers.
+
+  Attributes:
+    layer: of the tensors that a layer of the target has, too.
+    projection, token_norm, state_norm, norm: the others, without ".weight".
+    count: the key of config.json that says how many layers there are.
+    prefix: that all of its tensors have, and those of further layers.
+    copies: of the target's embedding and LM head.
+    before_norm: see `MTPConfig`; then the projection has the state first.
+  """
+
+  layer: str
+  projection: str
+  token_norm: str
+  state_norm: str
+  norm: str
+  count: str
+  prefix: str
+  copies: tuple[str, ...] = ()
+  before_norm: bool = False
+
+  def of(self, model: Config) -> "Place":
+    """That of a target, with the number of its layers."""
+    said = {x: value for x, value in self._asdict().items() if isinstance(value, str)}
+    names = {x: value.format(model.layers) for x, value in said.items()}
+    return self._replace(**names, copies=tuple(x.format(model.layers) for x in self.copies))
+
+
+_LAYER, _BESIDE = "model.layers.{}", MIMO["mtp"]
+_BEHIND = Place(
+  _LAYER, f"{_LAYER}.eh_proj", f"{_LAYER}.enorm", f"{_LAYER}.hnorm", f"{_LAYER}.shared_head.norm",
+  _COUNT, f"{_LAYER}.", (f"{_LAYER}.embed_tokens.weight", f"{_LAYER}.shared_head.head.weight"),
+)  # fmt: skip
+_APART = Place(
+  "mtp.layers.0", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm",
+  "mtp_num_hidden_layers", "mtp.",
+)  # fmt: skip
+PLACES = {
+  "mimo": Place(
+    _BESIDE, f"{_BESIDE}.input_proj", f"{_BESIDE}.token_layernorm", f"{_BESIDE}.hidden_layernorm",
+    f"{_BESIDE}.final_layernorm", _COUNT, _BESIDE.removesuffix("0"), before_norm=True,
+  ),
+  "deepseek_v3": _BEHIND, "glm4_moe": _BEHIND,
+  "qwen3_next": _APART, "qwen3_5_text": _APART, "qwen3_5_moe_text": _APART,
+}  # fmt: skip
+"""By the `model_type` of the target."""
+_TOWERS = ("qwen3_5", "qwen3_5_moe")  # for pictures, beside a text model of these
+
 # Of the target's, which `hf.load` reads, or of a head's.
 _OTHERS = ("specjax_depth", "eos_token_id", "specjax_template", "base_model_name_or_path",
            "trained_for")  # fmt: skip
-_SCHEMA = {"num_nextn_predict_layers": published.COUNT, "specjax_depth": published.COUNT}
+
+
+def _of_text(raw: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+  """The config.json of the language model."""
+  has_tower = raw.get("model_type") in _TOWERS
+  return hf_pictures.language_model(raw, where) if has_tower else raw
+
+
+def is_format(raw: Mapping[str, Any]) -> bool:
+  """Whether config.json is of a family that has such a layer."""
+  return raw.get("model_type") in (*PLACES, *_TOWERS)
+
+
+def layout(family: str, model: Config) -> Layout:
+  """The parameters of the layer of a target."""
+  E, place = model.width, PLACES[family].of(model)
+  row = families.ROWS.get(family)
+  table: Layout = {
+    (name, "weight"): [Fusion(f"{getattr(place, name)}.weight", (E,))]
+    for name in ("token_norm", "state_norm", "norm")
+  }
+  table["projection",] = [Fusion(f"{place.projection}.weight", (E, 2 * E))]
+  own = target(model).make_layers(window=False).config
+  table |= block(own, ("layers", "layer_0"), place.layer, MIMO if row is None else row.names)
+  if row is None or not row.less_one:
+    return table
+  return {
+    path: [part._replace(less=1.0) for part in parts] if path[-1] == "weight" else parts
+    for path, parts in table.items()
+  }
 
 
 def _other_order(params: Params) -> Params:
@@ -41,15 +126,19 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   The layer was trained for the next token but one, and is used again for later ones.
   """
   where = f"{directory}/config.json"
-  if raw.get("model_type") != "mimo":
-    checks.refuse(
-      f"{where}: model_type", raw.get("model_type"), "'mimo', the family whose MTP layer is read"
-    )
-  own = checks.fields_of(raw, _SCHEMA, where)
-  if own["num_nextn_predict_layers"] != 1:
-    checks.refuse(f"{where}: num_nextn_predict_layers", own["num_nextn_predict_layers"], "1")
-  network = hf_config.from_json(raw, where)
-  hf_config.check_keys(raw, network, where, _OTHERS)
+  text = _of_text(raw, where)
+  family = text.get("model_type")
+  if not isinstance(family, str) or family not in PLACES:
+    said = f"one of {', '.join(PLACES)}, the families whose MTP layer is read"
+    checks.refuse(f"{where}: model_type", family, said)
+  place = PLACES[family].of(model)
+  schema = {place.count: published.COUNT, "specjax_depth": published.COUNT}
+  own = checks.fields_of(text, schema, where)
+  if (count := own.get(place.count, 1)) != 1:
+    checks.refuse(f"{where}: {place.count}", count, "1")
+  kind = families.by_type(raw, where)
+  network = kind.from_json(raw, where)
+  kind.check_keys(raw, network, where, (*_OTHERS, place.count))
   if network.window is not None:
     checks.refuse(
       f"{where}: sliding_window", network.window, "null, for the MTP layer has full attention"
@@ -58,38 +147,41 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
     found, ours = (getattr(x, field.name) for x in (network, model))
     if found != ours and field.name != "max_length":
       raise ValueError(f"config.json: `{field.name}` must be the target's, {ours}, got {found}.")
-  path, tensors = published.read(directory, published.FILES, MIMO["mtp"].removesuffix("0"))
-  params = published.gather(tensors, mtp_layer(model), path, dtype)
-  config = MTPConfig(own.get("specjax_depth", MTPConfig().depth), before_norm=True)
-  head = build(target(model), config)
-  return LoadedHead(head, {"params": _other_order(params)}, (), None, config, model)
+  path, tensors = published.read(directory, published.FILES, place.prefix)
+  table = whole_stacks(layout(family, model), {k: x.shape for k, x in tensors.items()})
+  copies = dict.fromkeys(place.copies, (model.vocab_size, model.width))
+  params = published.gather(tensors, table, path, dtype, unused=copies)
+  depth = own.get("specjax_depth", MTPConfig().depth)
+  config = MTPConfig(depth, before_norm=place.before_norm)
+  params = _other_order(params) if place.before_norm else params
+  return LoadedHead(build(target(model), config), {"params": params}, (), None, config, model)
 
 
 def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> published.Encoded:
-  """A head's tensors alone, to lie beside the target's; ValueError where MiMo has no such layer."""
+  """A head's tensors alone, to lie beside the target's; ValueError where no family has such a layer
+  for its target."""
   config, network = loaded.config, loaded.network
-  if not config.before_norm:
-    raise ValueError(
-      "before_norm=False: the format mtp has MiMo's layer, which reads states "
-      "before the target's final norm."
-    )
-  raw = hf_config.to_json(network)
-  if raw["model_type"] != "qwen2" or network.window is not None:
+  raw = families.to_json(network)
+  is_mimo = raw["model_type"] == "qwen2" and network.window is None
+  family = "mimo" if is_mimo else raw["model_type"]
+  if family not in PLACES:
     checks.refuse(
       "target",
-      raw["model_type"],
-      "qwen2 without a sliding window, MiMo's network, in the format mtp",
+      family,
+      f"qwen2 without a sliding window, MiMo's network, or {', '.join(list(PLACES)[1:])} in the "
+      "format mtp",
     )
-  tensors = scatter({"params": _other_order(loaded.params["params"])}, mtp_layer(network), dtype)
-  return (
-    published.FILES[0],
-    tensors,
-    raw
-    | {
-      "model_type": "mimo",
-      "architectures": ["MiMoForCausalLM"],
-      "num_nextn_predict_layers": 1,
-      "torch_dtype": jnp.dtype(dtype).name,
-      "specjax_depth": config.depth,
-    },
-  )
+  place = PLACES[family]
+  if config.before_norm != place.before_norm:
+    state = "before" if place.before_norm else "after"
+    raise ValueError(
+      f"before_norm={config.before_norm}: the format mtp has {family}'s layer, which reads states "
+      f"{state} the target's final norm."
+    )
+  params = loaded.params["params"]
+  params = _other_order(params) if place.before_norm else params
+  if is_mimo:
+    raw |= {"model_type": "mimo", "architectures": ["MiMoForCausalLM"]}
+  raw |= {place.count: 1, "torch_dtype": jnp.dtype(dtype).name, "specjax_depth": config.depth}
+  tensors = scatter({"params": params}, layout(family, network), dtype)
+  return published.FILES[0], tensors, raw

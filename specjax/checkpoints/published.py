@@ -25,7 +25,7 @@ from specjax.base import Params
 from specjax.checkpoints import harmless, hf_config
 from specjax.checkpoints.files import Shapes, Tensors, check, read_tensors
 from specjax.checkpoints.heads import MOST
-from specjax.checkpoints.hf_layout import Layout
+from specjax.checkpoints.hf_layout import Layout, Stack
 from specjax.checkpoints.stored import of_torch, shards
 from specjax.models.config import Config
 from specjax.trees.dynamic import Dynamic
@@ -109,10 +109,11 @@ def gather(
   for name, other in copies.items():
     if not np.array_equal(tensors[name], tensors[other]):
       raise ValueError(f"tensors {name} and {other} differ, which this format has as one.")
-  leaves = {
-    key: jnp.asarray(np.concatenate([tensors[part.name] for part in parts]), dtype)
-    for key, parts in layout.items()
-  }
+  leaves = {}
+  for key, own in layout.items():
+    x = np.concatenate([part.ours(tensors[part.name]) for part in own])
+    x = x.reshape(own.height, -1, x.shape[1]) if isinstance(own, Stack) else x
+    leaves[key] = jnp.asarray(x, dtype)
   return unflatten_dict(leaves)
 
 

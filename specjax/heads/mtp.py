@@ -73,7 +73,7 @@ def mtp(target: LayeredTarget, config: MTPConfig) -> Attending:
   0.6 ** (d - 1) in the loss, cross-entropy with the text, as in FastMTP (Tencent 2025); D = 1 is
   DeepSeek's. The layer lacks the target's sliding window.
 
-  `mtp-2[path/to/MiMo]` is the layer in the target's own checkpoint.
+  `mtp-2[path/to/model]` is the layer in the target's own checkpoint.
 
   Measured: 4.28 tokens per pass (heads_short)
   """

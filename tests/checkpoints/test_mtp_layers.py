@@ -142,8 +142,9 @@ def test_every_tensor_counts(tmp_path, key):
 
 REFUSED = [
   (
-    {"model_type": "deepseek_v3"},
-    "`model_type` must be 'mimo', the family whose MTP layer is read, got 'deepseek_v3'.",
+    {"model_type": "dots1"},
+    "`model_type` must be one of mimo, deepseek_v3, glm4_moe, qwen3_next, qwen3_5_text, "
+    "qwen3_5_moe_text, the families whose MTP layer is read, got 'dots1'.",
   ),
   ({"num_nextn_predict_layers": 2}, "`num_nextn_predict_layers` must be 1, got 2."),
   ({"num_attention_heads": 2}, "`heads` must be the target's, 4, got 2."),
@@ -168,9 +169,9 @@ def test_what_mimo_has_no_place_for_is_not_written(tmp_path):
   model = hf.load(write(tmp_path / "a"))
   loaded = formats.load(tmp_path / "a", model.config)
   for change, words in (
-    ({"config": MTPConfig()}, "before_norm=False: the format mtp has MiMo's layer"),
+    ({"config": MTPConfig()}, "before_norm=False: the format mtp has mimo's layer"),
     ({"network": hf_config.from_json(RAW | {"model_type": "qwen3", "attention_bias": False})},
-     "`target` must be qwen2 without a sliding window, MiMo's network, in the format mtp, got"),
+     "`target` must be qwen2 without a sliding window, MiMo's network, or deepseek_v3, glm4_moe, "),
   ):  # fmt: skip
     own = loaded._replace(**change)
     arguments = (tmp_path / "b", "mtp", own, model.config, model.params)
