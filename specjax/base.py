@@ -219,6 +219,18 @@ class MakeLayers(Protocol):
   ) -> Any: ...
 
 
+class MakeReaders(Protocol):
+  """A Linen module of layers that read what the target has cached, see `models.readers.Readers`.
+
+  Args:
+    width, heads, mlp_width: of its layers; 0 is the target's.
+    full: of each layer, whether it reads the last keys and values of a layer that sees everything,
+      or those of the last that has a sliding window.
+  """
+
+  def __call__(self, *, width: int, heads: int, mlp_width: int, full: tuple[bool, ...]) -> Any: ...
+
+
 class RunSome(Protocol):
   """Runs some of a target's sublayers over the residual stream x [B, N, E].
 
@@ -337,6 +349,7 @@ class LayeredTarget(StatesTarget):
     norm: (params, x [..., E]) -> [..., E], the final norm.
     last_layer: (params) -> (params of its last layer, params of its final norm), from which the
       training of layers by `make_layers` and of a norm may start.
+    make_readers: see its type.
   """
 
   layers: int
@@ -348,6 +361,7 @@ class LayeredTarget(StatesTarget):
   norm: Callable[[Params, Array], Array]
   make_layers: MakeLayers
   last_layer: Callable[[Params], tuple[Params, Params]]
+  make_readers: MakeReaders
 
 
 Shows = TypeVar("Shows", bound=Target)

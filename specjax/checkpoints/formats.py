@@ -17,6 +17,7 @@ from specjax.checkpoints import (
   eagle,
   eagle3,
   eagle3_file,
+  gemma4_assistant,
   heads,
   hf_config,
   hydra,
@@ -37,7 +38,7 @@ from specjax.models.transformer import target
 PUBLISHED = {
   "medusa": medusa, "hydra": hydra, "eagle": eagle, "eagle3": eagle3,
   "mlp_speculator": mlp_speculator, "dflash": dflash, "mtp": mtp,
-  "peagle": peagle, "dspark": dspark,
+  "peagle": peagle, "dspark": dspark, "gemma4_assistant": gemma4_assistant,
 }  # fmt: skip
 FORMATS = ("specjax", *PUBLISHED)
 # Formats whose other marks a trainer may leave out; no other has these architectures.
@@ -66,7 +67,7 @@ def format_of(raw: Mapping[str, Any]) -> str | None:
   family = raw.get("model_type")
   if family in hf_config.FAMILIES and raw.get("num_hidden_layers") == 1:
     return "eagle"
-  return "mlp_speculator" if family == "mlp_speculator" else None
+  return family if family in ("mlp_speculator", gemma4_assistant.KIND) else None
 
 
 def load(

@@ -369,6 +369,7 @@ class Convert:
     "mtp",
     "peagle",
     "dspark",
+    "gemma4_assistant",
   ] = "specjax"
   weights: Literal["float", "int8"] = "float"
   torch: bool = False

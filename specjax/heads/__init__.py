@@ -12,6 +12,7 @@ from specjax.heads.dflash import DFlashConfig, dflash
 from specjax.heads.dspark import DSparkConfig, dspark
 from specjax.heads.eagle import EagleConfig, eagle
 from specjax.heads.eagle3 import Eagle3Config, eagle3
+from specjax.heads.gemma4_assistant import Gemma4AssistantConfig, gemma4_assistant
 from specjax.heads.griffin import GriffinConfig, griffin
 from specjax.heads.hidden_transfer import HiddenTransferConfig, hidden_transfer
 from specjax.heads.hydra import HydraConfig, hydra
@@ -38,4 +39,5 @@ HEADS: dict[str, tuple[Callable[..., Head], type]] = {
   "jakiro": (jakiro, JakiroConfig), "griffin": (griffin, GriffinConfig),
   "dflash": (dflash, DFlashConfig), "pard": (pard, PARDConfig),
   "peagle": (peagle, PEagleConfig), "dspark": (dspark, DSparkConfig),
+  "gemma4_assistant": (gemma4_assistant, Gemma4AssistantConfig),
 }  # fmt: skip

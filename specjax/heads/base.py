@@ -6,6 +6,7 @@ depends on those before; a head of one's own is one of them with its fields fill
     not at all              `parallel.Parallel`, `parallel.Frames`, which a CTC folds, and
                             `masked_block.MaskedBlock`, whose guesses attend to the text
     through a carry         `recurrent.Recurrent`, and `block_chain.BlockChain` after a block
+                            and `target_rows.TargetRows`, which reads the target's cache
     by attention            `attending.Attending`, `attending.AttendingRoot`
     in the target's pass    `pseudo_rows.PseudoRows`
 

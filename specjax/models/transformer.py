@@ -20,6 +20,7 @@ from specjax.models.layers import INIT, Layers, of_layer
 from specjax.models.linear import linear, lookup
 from specjax.models.lora import weight
 from specjax.models.norm import RMSNorm
+from specjax.models.readers import Readers
 from specjax.models.rotary import angles_of_layers
 from specjax.models.self_conditioning import SelfConditioning, soft_embeddings
 from specjax.models.sharding import spread_nodes
@@ -217,6 +218,7 @@ def target(config: Config, whole: bool = True) -> LayeredTarget:
     logits=functools.partial(finished, config),
     make_layers=make_layers,
     last_layer=last_layer,
+    make_readers=functools.partial(Readers, config),
     run_some=functools.partial(
       run_some, functools.partial(of_layer, config), functools.partial(angles_of_layers, config)
     ),

@@ -131,8 +131,9 @@ def drafts(name: str, tree, reduced: bool = False, rounds=range(1, 5)):
   @jax.jit
   def propose(state):
     noise = Noise(request.key, state.context.length)
+    context = state.context._replace(cache=state.cache)
     return drafter.propose(
-      params, target_params(), state.drafter, state.context, request.settings, noise
+      params, target_params(), state.drafter, context, request.settings, noise
     )[0]
 
   for _ in rounds:
