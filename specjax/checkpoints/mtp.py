@@ -36,7 +36,7 @@ class Place(NamedTuple):
   Attributes:
     layer: of the tensors that a layer of the target has, too.
     projection, token_norm, state_norm, norm: the others, without ".weight".
-    count: the key of config.json that says how many layers there are.
+    number: the key of config.json that says how many layers there are.
     prefix: that all of its tensors have, and those of further layers.
     copies: of the target's embedding and LM head.
     before_norm: see `MTPConfig`; then the projection has the state first.
@@ -47,15 +47,17 @@ class Place(NamedTuple):
   token_norm: str
   state_norm: str
   norm: str
-  count: str
+  number: str
   prefix: str
   copies: tuple[str, ...] = ()
   before_norm: bool = False
 
   def of(self, model: Config) -> "Place":
     """That of a target, with the number of its layers."""
-    said = {x: value for x, value in self._asdict().items() if isinstance(value, str)}
-    names = {x: value.format(model.layers) for x, value in said.items()}
+    said: dict[str, Any] = {
+      x: value for x, value in self._asdict().items() if isinstance(value, str)
+    }
+    names: dict[str, Any] = {x: value.format(model.layers) for x, value in said.items()}
     return self._replace(**names, copies=tuple(x.format(model.layers) for x in self.copies))
 
 
@@ -132,13 +134,13 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
     said = f"one of {', '.join(PLACES)}, the families whose MTP layer is read"
     checks.refuse(f"{where}: model_type", family, said)
   place = PLACES[family].of(model)
-  schema = {place.count: published.COUNT, "specjax_depth": published.COUNT}
+  schema = {place.number: published.COUNT, "specjax_depth": published.COUNT}
   own = checks.fields_of(text, schema, where)
-  if (count := own.get(place.count, 1)) != 1:
-    checks.refuse(f"{where}: {place.count}", count, "1")
+  if (count := own.get(place.number, 1)) != 1:
+    checks.refuse(f"{where}: {place.number}", count, "1")
   kind = families.by_type(raw, where)
   network = kind.from_json(raw, where)
-  kind.check_keys(raw, network, where, (*_OTHERS, place.count))
+  kind.check_keys(raw, network, where, (*_OTHERS, place.number))
   if network.window is not None:
     checks.refuse(
       f"{where}: sliding_window", network.window, "null, for the MTP layer has full attention"
@@ -182,6 +184,6 @@ def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> publi
   params = _other_order(params) if place.before_norm else params
   if is_mimo:
     raw |= {"model_type": "mimo", "architectures": ["MiMoForCausalLM"]}
-  raw |= {place.count: 1, "torch_dtype": jnp.dtype(dtype).name, "specjax_depth": config.depth}
+  raw |= {place.number: 1, "torch_dtype": jnp.dtype(dtype).name, "specjax_depth": config.depth}
   tensors = scatter({"params": params}, layout(family, network), dtype)
   return published.FILES[0], tensors, raw

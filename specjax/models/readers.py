@@ -8,9 +8,8 @@ dimension.
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -117,14 +116,18 @@ class Readers(nn.Module):
     angle, k, v = angles_of_layers(self.config, position), {}, {}
     for j, x in zip(self.hidden_layers, inputs, strict=True):
       own = {"params": target_params["params"][f"layer_{j}"]}
-      _, k[j], v[j] = of_layer(self.config, j).apply(own, x, angle[j], method="project")
+      found: Any = of_layer(self.config, j).apply(own, x, angle[j], method="project")
+      k[j], v[j] = found[1:]
     return TextRows(k, v, position, mask)
 
   def __call__(self, x: Array, position: Array, seen: Cache | TextRows) -> Array:
     """x [B, W, E'] at position i32[B, W] -> [B, W, E'] behind the final norm."""
-    see = _of_text if isinstance(seen, TextRows) else _of_cache
-    see = functools.partial(see, self.config, seen, position)
-    found = {j: see(j) for j in self.hidden_layers}
+    found = {
+      j: _of_text(self.config, seen, position, j)
+      if isinstance(seen, TextRows)
+      else _of_cache(self.config, seen, position, j)
+      for j in self.hidden_layers
+    }
     angle = angles_of_layers(self.config, position)
     for block, j in zip(self.blocks, self.sources, strict=True):
       read, mask, prefix = found[j]
@@ -155,7 +158,7 @@ def _of_cache(c: Config, seen: Cache, position: Array, layer: int) -> Seen:
   B, W = position.shape
   place = jnp.broadcast_to(last[:, None], (B, W))
   own = kv_cache.gathered(k, place), kv_cache.gathered(v, place)
-  far = (k, v, last)
+  far: tuple[Array, ...] = (k, v, last)
   if window is not None:
     far += (position - (window + 1) - before[:, None],)
   return own, jnp.broadcast_to(jnp.eye(W, dtype=bool), (B, W, W)), far
