@@ -281,6 +281,16 @@ def table_rows(text: str, *header: str) -> list[list[str]]:
   return rows
 
 
+# Of the last one nobody's weights are here.
+UNMEASURED = (
+  "`constrained`",
+  "`superposed`",
+  "`switching`",
+  "`/survival`",
+  "`gemma4_assistant[HEAD]`",
+)
+
+
 @pytest.mark.parametrize("page", ["docs/methods.md", *GENERATED])
 def test_every_method_has_a_figure_and_a_command_that_measures_it(page):
   links = definitions(PAGES[page])
@@ -289,7 +299,7 @@ def test_every_method_has_a_figure_and_a_command_that_measures_it(page):
   for row in rows:
     found = re.findall(r"\[([^]]+)\]\[(\w+)\]", row[-1])
     # Three ways of search are not measured, nor a policy that waits for a head of its own.
-    assert found or row[0] in ("`constrained`", "`superposed`", "`switching`", "`/survival`"), row
+    assert found or row[0] in UNMEASURED, row
     for figure, link in found:
       (where,) = re.findall(r"benchmarks/results/\w+/README\.md$", links[link])
       assert commands(PAGES[where]), row
