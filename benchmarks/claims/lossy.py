@@ -34,7 +34,7 @@ class Config(prompts.Questions):
 
 
 def main(config: Config) -> None:
-  model = specjax.load(config.model)
+  model = specjax.load(config.model, weights="float")
   ids = [item.ids for item in config.read(model)]
   guess = specjax.make_drafter(model, config.drafter)
   for rule in config.verifiers:

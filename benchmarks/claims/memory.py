@@ -83,7 +83,7 @@ def decoded(model_name: str, setting: Setting, rounds: int) -> dict[str, Any]:
 
 def main(config: Config) -> None:
   checks.whole("rounds", config.rounds, 1)
-  specjax.load(config.model)
+  specjax.load(config.model, weights="float")
   report.directory(config.out)
   cells, rows = [], []
   for setting in report.progress(SETTINGS, "decoding"):

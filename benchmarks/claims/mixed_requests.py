@@ -165,7 +165,7 @@ def plain_log_probs(
 
 def main(config: Config) -> None:
   report.check(config, "batch", "requests")
-  model = dataclasses.replace(specjax.load(config.model), template=TEMPLATE)
+  model = dataclasses.replace(specjax.load(config.model, weights="float"), template=TEMPLATE)
   decoder = specjax.Decoder(
     model, config.drafter, "target_only", batch=config.batch,
     processors=["penalties", "json_schema"],

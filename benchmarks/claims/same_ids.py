@@ -100,7 +100,7 @@ PEERS: dict[str, Callable[[pathlib.Path, Texts, int], Texts]] = {
 def main(config: Config) -> None:
   for name in config.programs:
     checks.choice("programs", name, PEERS)
-  model = dataclasses.replace(specjax.load(config.model), stop=())
+  model = dataclasses.replace(specjax.load(config.model, weights="float"), stop=())
   ids = [list(item.ids) for item in config.evenly(model)]
   decoder = specjax.Decoder(model, "none", batch=len(ids))
   ours = [list(result.tokens) for result in decoder(ids, config.max_new_tokens)]

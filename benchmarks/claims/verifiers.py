@@ -79,7 +79,7 @@ def rows(cells: list[dict]) -> list[dict[str, object]]:
 
 
 def main(config: Config) -> None:
-  model = specjax.load(config.model)
+  model = specjax.load(config.model, weights="float")
   ids = [item.ids for item in config.read(model)]
   turns = [(*pair, t) for pair in pairs(model, config) for t in config.temperatures]
   out = report.directory(config.out)

@@ -61,7 +61,7 @@ def main(config: Config) -> None:
   for task in config.tasks:
     if not manager.match_tasks([task]):
       checks.refuse("tasks", task, "a task of lm-evaluation-harness, or of a file in --include")
-  model = specjax.load(config.model)
+  model = specjax.load(config.model, weights="float")
   methods = config.methods or (("none",) if model.config.causal else ("confidence",))
   harnesses = {
     method: Harness(

@@ -90,7 +90,7 @@ def main(config: Config) -> None:
     raise ValueError(f"{error.name} is not installed: pip install specjax[harness].") from None
   report.check(config, "limit", "batch")
   count = checks.whole("limit", config.limit, 2, len(OUR_QUESTIONS))
-  model = specjax.load(config.model)
+  model = specjax.load(config.model, weights="float")
   decoder = specjax.Decoder(model, config.drafter, "target_only", batch=config.batch)
   report.directory(config.out)
   found, seconds = {}, {}

@@ -102,7 +102,7 @@ def within(budget: float, cost: np.ndarray, layers: int, count: int, seed: int) 
 
 def main(config: Config) -> None:
   checks.whole("patterns", config.patterns, 1)
-  model = specjax.load(config.model, skipping=config.skipping)
+  model = specjax.load(config.model, weights="float", skipping=config.skipping)
   if DUO not in model.params:
     checks.refuse("skipping", config.skipping, "duo[DIRECTORY]")
   ids, _ = config.with_numbers(model)

@@ -47,9 +47,9 @@ def read(model: Model, config: Config, count: int) -> tuple[float, float]:
 
 def main(config: Config) -> None:
   checks.whole("repeats", config.repeats, 1)
-  whole = specjax.load(config.model)
+  whole = specjax.load(config.model, weights="float")
   ids, right = config.with_numbers(whole)
-  models = {WHOLE: whole} | {x: specjax.load(config.model, skipping=x) for x in config.skippings}
+  models = {WHOLE: whole} | {x: specjax.load(config.model, weights="float", skipping=x) for x in config.skippings}
   plain = {name: specjax.Decoder(model) for name, model in models.items()}
   report.directory(config.out)
   seconds: dict[str, list[float]] = {name: [] for name in plain}

@@ -119,7 +119,7 @@ def row(name: str, head: dict[str, Any], nodes: int) -> dict[str, object]:
 
 def main(config: Config) -> None:
   report.check(config, "repeats", "batch")
-  model = specjax.load(config.model)
+  model = specjax.load(config.model, weights="float")
   found = sorted(p.parent.name for p in pathlib.Path(config.heads).glob("*/model"))
   names = config.only or tuple(found)
   if not names or not set(names) <= set(found):

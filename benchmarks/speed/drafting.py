@@ -56,7 +56,7 @@ def kept(model: specjax.Model, drafter: Drafter, weights: Params, context: int) 
 
 def main(config: Config) -> None:
   report.check(config, "context", "repeats")
-  model = specjax.load(config.model)
+  model = specjax.load(config.model, weights="float")
   built = {name: build_drafter(model, name)[1:] for name in config.drafters}
   report.directory(config.out)
   measure = functools.partial(draft_cost.measure, model.target, model.params)

@@ -120,7 +120,7 @@ def main(config: Config) -> None:
   names = ("width", "expert_width", "rows", "nodes", "limit", "max_new_tokens", "repeats")
   report.check(config, *names)
   Experts(config.experts, config.chosen, config.expert_width)
-  model = None if config.model is None else specjax.load(config.model)
+  model = None if config.model is None else specjax.load(config.model, weights="float")
   if model is not None and model.config.experts is None:
     raise ValueError(f"`model` must be a model with experts, got {config.model!r}.")
   report.directory(config.out)

@@ -43,7 +43,7 @@ class Config(prompts.Questions):
 def main(config: Config) -> None:
   jax.config.update("jax_num_cpu_devices", 2)
   report.check(config, "blocks", "repeats")
-  model = specjax.load(config.model)
+  model = specjax.load(config.model, weights="float")
   items = config.read(model)
   report.directory(config.out)
   decoders: dict[str, Any] = {"none": specjax.Decoder(model, temperature=config.temperature)}

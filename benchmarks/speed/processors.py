@@ -49,7 +49,7 @@ def per_round(run: interleaved.Runs, batch: int) -> np.ndarray:
 
 def main(config: Config) -> None:
   report.check(config, "max_new_tokens", "batch", "repeats")
-  model = specjax.load(config.model)
+  model = specjax.load(config.model, weights="float")
   items = config.read(model)
   ways = [(p, d) for p in (NONE, *config.processors) for d in (NONE, *config.drafters)]
   decoders = {

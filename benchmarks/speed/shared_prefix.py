@@ -95,7 +95,7 @@ def measure(engine: Engine, asked: list[list[int]], config: Config) -> tuple[lis
 def main(config: Config) -> None:
   report.check(config, "requests", "clients", "batch", "max_new_tokens")
   held = round(1e6 * checks.number("prefixes", config.prefixes, above=0))
-  model = specjax.load(config.model)
+  model = specjax.load(config.model, weights="float")
   asked = prompts(model, config)
   longest = max(map(len, asked)) + config.max_new_tokens
   report.directory(config.out)
