@@ -49,7 +49,9 @@ def main(config: Config) -> None:
   checks.whole("repeats", config.repeats, 1)
   whole = specjax.load(config.model, weights="float")
   ids, right = config.with_numbers(whole)
-  models = {WHOLE: whole} | {x: specjax.load(config.model, weights="float", skipping=x) for x in config.skippings}
+  models = {WHOLE: whole}
+  for one in config.skippings:
+    models[one] = specjax.load(config.model, weights="float", skipping=one)
   plain = {name: specjax.Decoder(model) for name, model in models.items()}
   report.directory(config.out)
   seconds: dict[str, list[float]] = {name: [] for name in plain}

@@ -72,8 +72,8 @@ class Decoder:
     changes: fields of `sampling` by name, such as temperature=0.7.
 
   Attributes:
-    prices: what rounds cost, for a drafter of several sizes to choose by, see `decoding.prices`;
-      None where it always drafts the largest.
+    prices: what rounds cost, for a drafter of several sizes to choose by; None where it always
+      drafts the largest.
 
   Raises:
     ValueError: a model that is not causal, a name or number that is not accepted, or parts that do

@@ -22,7 +22,6 @@ import numpy as np
 from specjax import checks, speculate, switches
 from specjax.decoding.batching import Rounds
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.prices import prices
 from specjax.decoding.scores import Score, scores
 from specjax.decoding.texts import cut
 from specjax.names.load import Prompt
@@ -32,6 +31,7 @@ from specjax.serving.fitting import Fitting, powers
 from specjax.serving.pieces import Pieces, Reading
 from specjax.serving.rows import DecodeRows, padded_lengths
 from specjax.serving.ticket import Reason, Ticket
+from specjax.serving.timing import prices
 
 LOG = logging.getLogger(__name__)
 BYTES = 2**50  # more than any machine has
@@ -66,7 +66,7 @@ class Engine:
       then read in pieces; with 0, each as a whole.
     fewer: numbers of rows below B for which the loop is compiled, too. Where fewer requests run,
       the rounds are those of so many rows. With a drafter by load None is the powers of two, and
-      what rounds cost is timed, see `decoding.prices`; else it is none.
+      what rounds cost is timed, see `serving.timing`; else it is none.
 
   Attributes:
     pieces: what reads prompts in pieces, None where nothing does.

@@ -12,8 +12,9 @@ from test_conversation import MODEL
 from test_engine import ASKED, END, alone
 
 from specjax import Decoder, speculate
-from specjax.decoding import prices
+from specjax.decoding.prices import Prices
 from specjax.drafters.combine.by_load import PRIOR, TRY, Chooser, Seen, best, chances, pooled
+from specjax.serving import timing
 from specjax.serving.engine import Engine
 from specjax.serving.rows import DecodeRows
 
@@ -29,7 +30,7 @@ def timed(tmp_path, monkeypatch):
     return table[: len(batches)]
 
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-  monkeypatch.setattr(prices, "measure", measure)
+  monkeypatch.setattr(timing, "measure", measure)
   return found
 
 
@@ -104,7 +105,7 @@ def test_rows_follow_the_requests(timed, monkeypatch):
 def test_prices_are_kept(timed, tmp_path):
   decoder = Decoder(MODEL, "auto-4[prompt_lookup]", "target_only", batch=4)
   for batches, measured in (([1, 2, 4], 1), ([1, 2, 4], 1), ([1, 2], 2)):
-    found = prices.prices(decoder, batches, 32, 64)
+    found = timing.prices(decoder, batches, 32, 64)
     assert len(timed) == measured == len(list((tmp_path / "specjax" / "prices").iterdir()))
     for B, row in zip(batches, [[1.0, 1.1, 1.3], [1.0, 1.4, 2.5], [1.0, 2.5, 6.0]], strict=False):
       np.testing.assert_allclose(found.of(B), row)
@@ -112,13 +113,13 @@ def test_prices_are_kept(timed, tmp_path):
 
 def test_prices_are_of_rounds():
   decoder = Decoder(MODEL, "auto-4[prompt_lookup]", "target_only")
-  found = prices.measure(decoder, [1, 2], 32, 64)
+  found = timing.measure(decoder, [1, 2], 32, 64)
   assert found.shape == (2, 3) and (found > 0).all()
 
 
 def test_rounds_correct_their_price():
   """Those of one size twice as long, which is learnt; other sizes follow, other rows do not."""
-  found = prices.Prices([1, 2], np.array([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]]))
+  found = Prices([1, 2], np.array([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]]))
   found.learn(1, 1, 1000.0)
   assert found.of(1)[1] < 3.0  # one long round is not believed
   for _ in range(500):

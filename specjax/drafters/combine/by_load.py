@@ -104,7 +104,7 @@ def by_load(*drafters: Drafter) -> Drafter:
 
   The chance of each node is estimated for each row from what was accepted before, as DSpark's
   scheduler does with the confidences of its head (arXiv 2607.05147); that they come from rounds,
-  so that any drafter serves, is ours. Prices are measured, see `decoding.prices`.
+  so that any drafter serves, is ours. Prices are measured, see `serving.timing`.
 
   Args:
     drafters: of one kind and one state, with rising numbers of nodes, each the first nodes of the

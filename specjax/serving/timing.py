@@ -1,0 +1,83 @@
+"""Times rounds with drafts of each size, once, with the programs that decode; the times are kept.
+
+Letters: B batch, C sizes, S capacity, T padded length of a prompt.
+"""
+
+import json
+import os
+import pathlib
+import platform
+import time
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import checks, fingerprint, speculate
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.prices import ROUNDS, Prices
+from specjax.kernels import compiled, skinny
+
+TIMES = 7  # of which the median counts
+
+
+def measure(decoder: Decoder, batches: Sequence[int], T: int, capacity: int) -> np.ndarray:
+  """Seconds f64[len(batches), C] of a round of B rows behind a prompt of T tokens.
+
+  Args:
+    decoder: its drafter is `by_load`.
+    capacity: S of the caches.
+  """
+  methods = decoder.methods
+  found = np.zeros((len(batches), len(methods)))
+  for i, B in enumerate(batches):
+    limit = np.full(B, capacity - 1 - decoder.method.drafter.depth)
+    request = decoder.request(np.zeros(B, int), limit)
+    request = request._replace(stop=jnp.full_like(request.stop, -1))
+    tokens, length = jnp.zeros((B, T), jnp.int32), jnp.full(B, T, jnp.int32)
+    begun = speculate.compiled_start(
+      decoder.method, decoder.weights, tokens, length, request, capacity
+    )
+    seconds: list[list[float]] = [[] for _ in methods]
+    for _ in range(1 + TIMES):  # in turns; the first may compile
+      for method, own in zip(methods, seconds, strict=True):
+        state = jax.block_until_ready(jax.tree.map(jnp.copy, begun))
+        begin = time.perf_counter()
+        state = speculate.compiled_advance(
+          method, decoder.weights, request, state, jnp.int32(ROUNDS)
+        )
+        passes = int(np.asarray(state.stats.passes).max())
+        own.append((time.perf_counter() - begin) / max(passes, 1))
+    found[i] = [np.median(own[1:]) for own in seconds]
+  return found
+
+
+def _file(decoder: Decoder, batches: Sequence[int], T: int, capacity: int) -> pathlib.Path:
+  """Where the prices are kept, named by all that they depend on."""
+  device = jax.devices()[0]
+  key = decoder.model.ingredients() | {
+    "drafter": decoder.name, "verifier": decoder.verifier, "cache": decoder.cache,
+    "processors": [one.name for one in decoder.method.processors],
+    "dtype": str(jnp.dtype(decoder.model.dtype)),
+    "rounds": ROUNDS, "batches": list(batches), "T": T, "capacity": capacity,
+    "jax": jax.__version__,
+    "machine": [platform.node(), platform.machine(), device.platform, device.device_kind],
+    "devices": jax.device_count(), "kernels": compiled.FLOATS if skinny.available() else None,
+  }  # fmt: skip
+  name = fingerprint.digest([json.dumps(key, sort_keys=True, default=str)])
+  return fingerprint.cache_dir() / "prices" / f"{name}.json"
+
+
+def prices(decoder: Decoder, batches: Sequence[int], T: int, capacity: int) -> Prices:
+  """The prices of this machine, timed unless they are kept; see `measure`."""
+  file = _file(decoder, batches, T, capacity)
+  kept = checks.read_json(file) if file.exists() else {}
+  found = np.asarray(kept.get("seconds", []))
+  if found.shape != (len(batches), len(decoder.methods)):
+    found = measure(decoder, batches, T, capacity)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    whole = file.with_suffix(f".{os.getpid()}")  # another process may read the file meanwhile
+    whole.write_text(json.dumps({"batches": list(batches), "seconds": found.tolist()}))
+    os.replace(whole, file)
+  return Prices(batches, found)
