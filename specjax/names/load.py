@@ -374,9 +374,12 @@ def load(
     checks.choice("weights", weights, WEIGHTS)
   checks.choice("activations", activations, ACTIVATIONS)
   path, asked = resolve(name, revision), weights
+  few = weights or ("native" if path.suffix == ".gguf" else "float")
+  if activations == "int8":
+    if few not in ("int4", "native"):
+      checks.refuse("activations", activations, "float, or int8 with weights int4 or native")
+    weights = few
   found, weights = _read(path, dtype, weights, mesh)
-  if activations == "int8" and weights not in ("int4", "native"):
-    checks.refuse("activations", activations, "float, or int8 with weights int4 or native")
   if asked is None and weights == "native":
     print(
       f"{name}: matrices keep the few bits of their file, which is quicker here (weights native; "
