@@ -94,13 +94,13 @@ def test_a_server_is_asked_at_a_rate():
   with server(0.05, {texts[3]}) as (url, asked):
     config = BenchServe(url=url, rates=(50.0,), requests=6, max_new_tokens=9)
     (found,) = serve_load.run(config)
-  assert [body["messages"][0]["content"] for body in asked[1:]] == texts
+  assert sorted(body["messages"][0]["content"] for body in asked[1:]) == sorted(texts)
   assert asked[1]["model"] == "stub" and asked[1]["max_tokens"] == 9
   assert found["answered"] == 5 and found["errors"] == ['429: {"error":"busy"}']
   # It does not wait for answers: six of 150 ms each are over in less than their sum. The machine
   # may be busy, so that there is no tighter bound.
   assert found["tokens_per_second"] > 30 / 0.85
-  assert 45 <= found["first_ms"][0] and 18 <= found["token_ms"][0]
+  assert found["first_ms"][0] >= 45 and found["token_ms"][0] >= 18
 
 
 def test_clients_wait_for_their_answers():

@@ -261,7 +261,7 @@ def test_before_training_every_head_is_the_lm_head(like, shared, monkeypatch, fi
   config = like("out", steps=1, head=MedusaConfig(3, blocks=2, shared=shared))
   model = specjax.load(config.model)
   before = jax.tree.map(np.array, model.params)
-  monkeypatch.setattr(answers, "load", lambda name, dtype, template: model)
+  monkeypatch.setattr(answers, "load", lambda name, dtype, weights, template: model)
   heads.main(config)
 
   params = final_state(config.out)["params"]
@@ -490,7 +490,7 @@ def test_answers_to_other_questions_are_refused(run, like, tmp_path):
 @pytest.mark.parametrize("answer_field", [None, "answer"])
 def test_a_target_without_a_template_is_refused(tiny_heads, tmp_path, monkeypatch, answer_field):
   model = dataclasses.replace(specjax.load(tiny_heads.model), template=None)
-  monkeypatch.setattr(answers, "load", lambda name, dtype, template: model)
+  monkeypatch.setattr(answers, "load", lambda name, dtype, weights, template: model)
   with pytest.raises(ValueError, match="has no chat template: name one with --template"):
     heads.main(changed(tiny_heads, out=str(tmp_path), answer_field=answer_field))
 
