@@ -141,7 +141,7 @@ def reads_blocks(
   return by == "cpu" or (K > 1 and S > 512)
 
 
-def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask, start, sinks) -> None:
+def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask, start, sinks, before) -> None:
   """Raises ValueError for shapes that do not fit; see `tree_attention`."""
   for name, x in {"q": q, "k_tree": k_tree, "k_cache": jax.tree.leaves(k_cache)[0]}.items():
     if x.ndim != 4:
@@ -158,6 +158,8 @@ def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask, start, sinks)
     wanted |= {"start": (start, (B, N))}
   if sinks is not None:
     wanted |= {"sinks": (sinks, (H,))}
+  if before is not None:
+    wanted |= {"before": (before, (B,))}
   for name, x in {"k_cache": k_cache, "v_cache": v_cache}.items():
     if isinstance(x, Quantised):
       wanted |= {f"{name}.values": (x.values, (B, K, S, C)), f"{name}.scale": (x.scale, (B, K, S))}
@@ -184,6 +186,7 @@ def tree_attention(
   start: Array | None = None,
   cap: float | None = None,
   sinks: Array | None = None,
+  before: Array | None = None,
   implementation: Implementation | None = None,
   block: int | None = None,
   return_residuals: bool = False,
@@ -206,6 +209,8 @@ def tree_attention(
       for a node at position p; None for 0. Rows before it must hold numbers where others see them.
     cap: c of scores c tanh(s / c), static, or None.
     sinks: [H], for each head the score of a key whose value is 0, or None. It is not capped.
+    before: i32[B], multiples of 64, how many rows of each text came before the cache's first; None
+      for 0. On one CPU sums are rounded as if these were there.
     implementation: static; see `default_implementation` and `refusals`.
     block: cached rows that are read at once, static; see `config.block`.
     return_residuals: whether to return Served, which has the maximum and the sum, too, to merge
@@ -218,7 +223,7 @@ def tree_attention(
   Raises:
     ValueError: shapes that do not fit, or an implementation that cannot serve them.
   """
-  arguments = (q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask, start, sinks)
+  arguments = (q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask, start, sinks, before)
   _check(*arguments)
   if implementation is not None:
     checks.choice("implementation", implementation, get_args(Implementation))
@@ -232,13 +237,15 @@ def tree_attention(
     raise ValueError(f"implementation={implementation!r}: {reason}.")
   scale = float(q.shape[-1] ** -0.5) if scale is None else scale
 
-  def attention(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask, start, sinks) -> Result:
+  def attention(
+    q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask, start, sinks, before
+  ) -> Result:
     shape = config.AttentionShape.of(q, k_cache)
     tree = (k_tree, v_tree, tree_mask, scale)
     seen: dict[str, Any] = {"start": start, "cap": cap, "sinks": sinks}
     size = block or config.block(implementation, shape)
     if implementation == "cpu":
-      return cpu.tree_attention(q, k_cache, v_cache, prefix, *tree, cap, start, sinks)
+      return cpu.tree_attention(q, k_cache, v_cache, prefix, *tree, cap, start, sinks, before)
     if implementation == "pallas_tpu":
       return pallas_tpu.tree_attention(q, k_cache, v_cache, prefix, *tree, block=size, **seen)
     if implementation == "pallas_gpu":
@@ -259,7 +266,7 @@ def tree_attention(
       attention,
       out_specs=heads,
       check_vma=False,
-      in_specs=(heads, heads, heads, rows, heads, heads, rows, rows, PartitionSpec(model)),
+      in_specs=(heads, heads, heads, rows, heads, heads, rows, rows, PartitionSpec(model), rows),
     )
   result = attention(*arguments)
   return Served(result, implementation, passed_over) if return_residuals else result.out

@@ -1,8 +1,8 @@
 // Attention over the rows of a cache that hold a text, and over fresh rows, on CPUs.
 //
 // What a node sees is a text: the cached rows, then those fresh rows that its mask names, in their
-// order. The text is cut into spans, and a row's softmax is carried through the blocks of a span; then
-// the spans of a row are joined. Keys and values are read once for up to kTall rows; keys are turned
+// order. The text is cut into spans, counted from its first row, which the cache may hold no more, and
+// a row's softmax is carried through the blocks of a span; then the spans of a row are joined. Keys and values are read once for up to kTall rows; keys are turned
 // around first, so that a vector holds scores of several keys and no lanes are added up. What a row
 // sees decides every bit of its result: not the rows beside it, nor the threads, nor which of what it
 // sees is cached and which is fresh. A tree's nodes get the bits that a token at a time would give.
@@ -132,6 +132,7 @@ struct Attention {
   const int32_t* length;
   const bool* mask;
   const int32_t* begin;  // [B, N], or null
+  const int32_t* gone;   // [B], multiples of kKeys, or null
   const float* sinks;    // [H], or null
   float cap;             // or 0
   float* parts;  // of each head, span and row: a sum of values, the largest score, a sum of weights
@@ -146,22 +147,28 @@ struct Attention {
   // text has what is behind its whole spans.
   void run(int64_t start, int64_t stop) const {
     for (int64_t i = start; i < stop; ++i) {
-      const int64_t head = i / shares, share = i % shares, whole = cached(head) / kSpan;
+      const int64_t head = i / shares, share = i % shares, whole = text(head / K) / kSpan;
       if (share < whole) attend(head, share, share + 1, 0);
       if (share == whole) attend(head, whole, spans, M);
     }
   }
 
-  int64_t cached(int64_t head) const { return std::clamp<int64_t>(length[head / K], 0, S); }
+  // Rows of a text before its first cached one; whole spans of them change nothing.
+  int64_t before(int64_t b) const { return gone == nullptr ? 0 : gone[b] % kSpan; }
+
+  // The rows of a text that are not fresh, without those whole spans.
+  int64_t text(int64_t b) const { return before(b) + std::clamp<int64_t>(length[b], 0, S); }
 
   // Spans `first` to `stop` of a head, in which `fresh` rows may follow the cached ones.
   void attend(int64_t head, int64_t first, int64_t stop, int64_t fresh) const {
     static thread_local std::vector<float> sums, turned, own_scores, own_weights;
     alignas(64) float scores[kTall * kKeys];
     turned.resize(kKeys * C);
-    const int64_t b = head / K, text = cached(head), room = ceil_div(fresh, kKeys) * kKeys;
+    const int64_t b = head / K, skipped = before(b), rest = text(b);
+    const int64_t room = ceil_div(fresh, kKeys) * kKeys;
     const int32_t* from = begin == nullptr ? nullptr : begin + b * N;
-    const int64_t least = from == nullptr ? 0 : *std::min_element(from, from + N);
+    const int64_t hidden = from == nullptr ? 0 : std::max(0, *std::min_element(from, from + N));
+    const int64_t least = std::min(skipped + hidden, rest) / kKeys * kKeys;
     const float *keys = k_cache + head * S * C, *values = v_cache + head * S * C;
     const float *new_keys = k_tree + head * M * C, *new_values = v_tree + head * M * C;
     for (int64_t r = 0; r < R; r += kTall) {
@@ -176,18 +183,17 @@ struct Attention {
         sums.assign(tall * C, 0);
         float tops[kTall], totals[kTall] = {};
         std::fill_n(tops, kTall, kNone);
-        const int64_t end = std::min((s + 1) * kSpan, text + fresh);
-        for (int64_t k = std::max(s * kSpan, std::min(least, text) / kKeys * kKeys); k < end;
-             k += kKeys) {
-          const int64_t some = std::clamp<int64_t>(text - k, 0, kKeys);
-          if (some) score(rows, tall, keys + k * C, some, turned.data(), {scores, kKeys});
+        const int64_t end = std::min((s + 1) * kSpan, rest + fresh);
+        for (int64_t k = std::max(s * kSpan, least); k < end; k += kKeys) {
+          const int64_t some = std::clamp<int64_t>(rest - k, 0, kKeys), row = k - skipped;
+          if (some) score(rows, tall, keys + row * C, some, turned.data(), {scores, kKeys});
           if (some < kKeys) own_weights.assign(tall * room, 0);
           int64_t low = fresh, high = 0;  // the fresh rows that are weighed
           for (int64_t i = 0; i < tall; ++i) {
             const int64_t node = (r + i) % N, before = next[i];
             float* own = scores + i * kKeys;  // of the block's rows, as the node sees them
             if (from != nullptr)
-              std::fill_n(own, std::clamp<int64_t>(from[node] - k, 0, some), kNone);
+              std::fill_n(own, std::clamp<int64_t>(from[node] - row, 0, some), kNone);
             const bool* seen = mask + (b * N + node) * M;
             int64_t filled = some, j = before;
             for (; j < fresh && filled < kKeys; ++j)
@@ -201,7 +207,7 @@ struct Attention {
             next[i] = j;
           }
           if (some)
-            add_all(tall, {scores, kKeys}, {values + k * C, C}, some, C, {sums.data(), C});
+            add_all(tall, {scores, kKeys}, {values + row * C, C}, some, C, {sums.data(), C});
           if (low < high)
             add_all(tall, {own_weights.data() + low, room}, {new_values + low * C, C}, high - low, C,
                     {sums.data(), C});
@@ -287,21 +293,13 @@ ffi::Error tree_attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q,
                           ffi::Buffer<ffi::F32> k_cache, ffi::Buffer<ffi::F32> v_cache,
                           ffi::Buffer<ffi::S32> length, ffi::Buffer<ffi::F32> k_tree,
                           ffi::Buffer<ffi::F32> v_tree, ffi::Buffer<ffi::PRED> mask,
-                          ffi::Buffer<ffi::S32> begin, ffi::Buffer<ffi::F32> sinks, float cap,
-                          ffi::ResultBuffer<ffi::F32> out, ffi::ResultBuffer<ffi::F32> top,
+                          ffi::Buffer<ffi::S32> begin, ffi::Buffer<ffi::S32> gone,
+                          ffi::Buffer<ffi::F32> sinks, float cap, ffi::ResultBuffer<ffi::F32> out, ffi::ResultBuffer<ffi::F32> top,
                           ffi::ResultBuffer<ffi::F32> total) {
   const auto rows = q.dimensions();
   const int64_t B = rows[0], K = rows[1], R = rows[2], C = rows[3];
   const int64_t S = k_cache.dimensions()[2], M = k_tree.dimensions()[2];
-  int64_t longest = 0, seen = 0;
-  for (int64_t b = 0; b < B; ++b) {
-    const int64_t own = std::clamp<int64_t>(length.typed_data()[b], 0, S);
-    longest = std::max(longest, own), seen += own + M;
-  }
-  const int64_t spans = ceil_div(longest + M, kSpan), shares = longest / kSpan + 1;
-  static thread_local std::vector<float> parts;
-  parts.resize(B * K * spans * R * (C + 2));
-  const Attention work{
+  Attention work{
       .q = q.typed_data(),
       .k_cache = k_cache.typed_data(),
       .v_cache = v_cache.typed_data(),
@@ -310,9 +308,9 @@ ffi::Error tree_attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q,
       .length = length.typed_data(),
       .mask = mask.typed_data(),
       .begin = begin.element_count() ? begin.typed_data() : nullptr,
+      .gone = gone.element_count() ? gone.typed_data() : nullptr,
       .sinks = sinks.element_count() ? sinks.typed_data() : nullptr,
       .cap = cap,
-      .parts = parts.data(),
       .out = out->typed_data(),
       .top = top->typed_data(),
       .total = total->typed_data(),
@@ -322,12 +320,17 @@ ffi::Error tree_attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q,
       .C = C,
       .S = S,
       .M = M,
-      .spans = spans,
-      .shares = shares,
   };
+  int64_t longest = 0, seen = 0;
+  for (int64_t b = 0; b < B; ++b)
+    longest = std::max(longest, work.text(b)), seen += work.text(b) - work.before(b) + M;
+  work.spans = ceil_div(longest + M, kSpan), work.shares = longest / kSpan + 1;
+  static thread_local std::vector<float> parts;
+  parts.resize(B * K * work.spans * R * (C + 2));
+  work.parts = parts.data();
   const int64_t each = ceil_div(R, 8);  // a few rows hide behind the reading
-  share_out<1>(pool, B * K * shares, 2 * seen * K * C * each, work);
-  share_out<1>(pool, B * K * R, B * K * R * spans * C, Joined{work});
+  share_out<1>(pool, B * K * work.shares, 2 * seen * K * C * each, work);
+  share_out<1>(pool, B * K * R, B * K * R * work.spans * C, Joined{work});
   return ffi::Error::Success();
 }
 
@@ -343,6 +346,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TreeAttention, tree_attention,
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::PRED>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Attr<float>("cap")

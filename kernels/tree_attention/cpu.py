@@ -30,10 +30,12 @@ def tree_attention(
   cap: float | None = None,
   start: Array | None = None,
   sinks: Array | None = None,
+  before: Array | None = None,
 ) -> Result:
   """See `reference`; what is seen of the cache are its first rows, length i32[B]. All is float32.
 
-  A text's bits do not depend on its neighbours, nor a node's on the nodes beside it.
+  A text's bits do not depend on its neighbours, nor a node's on the nodes beside it, nor, where
+  `before` i32[B] says how many, on which of its first rows the cache holds no more.
   """
   B, H, N, C = q.shape
   K = k_cache.shape[1]
@@ -42,10 +44,11 @@ def tree_attention(
   shapes = jax.ShapeDtypeStruct(rows.shape, jnp.float32), of_rows, of_rows
   call = jax.ffi.ffi_call(compiled.ATTENTION, shapes, vmap_method="sequential")
   begin = jnp.zeros((B, 0), jnp.int32) if start is None else start
+  gone = jnp.zeros(0, jnp.int32) if before is None else before
   sunk = jnp.zeros(0) if sinks is None else sinks.astype(jnp.float32)
   tree = k_tree, v_tree, tree_mask
   out, top, total = call(
-    rows, k_cache, v_cache, length, *tree, begin, sunk, cap=np.float32(cap or 0)
+    rows, k_cache, v_cache, length, *tree, begin, gone, sunk, cap=np.float32(cap or 0)
   )
   return Result(out.reshape(B, H, N, C), top.reshape(B, H, N), total.reshape(B, H, N))
 
@@ -53,9 +56,9 @@ def tree_attention(
 @tree_attention.defjvp
 def _derivative(scale: float, cap: float | None, primals: tuple, tangents: tuple):
   """XLA's, of its own product."""
-  q, k_cache, v_cache, length, k_tree, v_tree, tree_mask, start, sinks = primals
+  q, k_cache, v_cache, length, k_tree, v_tree, tree_mask, start, sinks, before = primals
   visible = jnp.arange(k_cache.shape[2], dtype=jnp.int32)[None] < length[:, None]
-  fixed = (3, 6, 7)  # what is seen has no derivative
+  fixed = (3, 6, 7, 9)  # what is seen has no derivative
 
   def by_xla(*moving: Array) -> Result:
     q, k_cache, v_cache, k_tree, v_tree, sinks = moving
@@ -66,5 +69,5 @@ def _derivative(scale: float, cap: float | None, primals: tuple, tangents: tuple
   moving = [x for i, x in enumerate(primals) if i not in fixed]
   own = [x for i, x in enumerate(tangents) if i not in fixed]
   tree = k_tree, v_tree, tree_mask
-  result = tree_attention(q, k_cache, v_cache, length, *tree, scale, cap, start, sinks)
+  result = tree_attention(q, k_cache, v_cache, length, *tree, scale, cap, start, sinks, before)
   return result, jax.jvp(by_xla, moving, own)[1]

@@ -1,6 +1,7 @@
 """Attention of N fresh rows over a cached prefix and over each other."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +48,8 @@ def attend(
     prefix: (k [B, K, S, C], v, visible) or None. `visible` says which rows are seen: the first ones
       by all nodes, i32[B]; any by all nodes, bool[B, S]; or any by each node, bool[B, N, S]. Keys
       and values [B, K, N, S, C] are rows that one node each sees, all of them. A fourth part
-      i32[B, N] is the first of the rows that a node sees, where a window hides those before it.
+      i32[B, N] is the first of the rows that a node sees, where a window hides those before it; a
+      fifth i32[B] says how many rows of the text are held no more.
     cap: c of scores c tanh(s / c), static.
     sinks: f32[H], scores without values, beside those of each head's rows.
 
@@ -62,10 +64,11 @@ def attend(
   if together < N:
     return _by_parts(q, k, v, mask, prefix, together, cap, sinks)
   shared = prefix is not None and prefix[0].ndim == 4 and prefix[2].ndim < 3
-  start = prefix[3] if prefix is not None and len(prefix) > 3 else None
+  start, before = (*(prefix or ())[3:], None, None)[:2]
   shared = shared and not with_values
   if prefix is not None and shared and reads_blocks(q, prefix[0], prefix[2], start, sinks):
-    out = tree_attention(q, *prefix[:3], k, v, mask, start=start, cap=cap, sinks=sinks)
+    seen: dict[str, Any] = {"start": start, "cap": cap, "sinks": sinks, "before": before}
+    out = tree_attention(q, *prefix[:3], k, v, mask, **seen)
     return out.swapaxes(1, 2).reshape(B, N, H * C)
   q = (q * C**-0.5).reshape(B, K, -1, C)  # the group's heads and the nodes are rows of one matmul
 
@@ -179,7 +182,7 @@ def _by_parts(
     if far is not None and far[2].ndim == 3:
       far = far[0], far[1], nodes(far[2], 1)
     if far is not None and len(far) > 3:
-      far = *far[:3], nodes(far[3], 1)
+      far = *far[:3], nodes(far[3], 1), *far[4:]
     return attend(nodes(q, 2), k, v, nodes(mask, 1), far, cap, sinks)
 
   parts = jax.lax.map(part, jnp.arange(count, dtype=jnp.int32))

@@ -361,7 +361,7 @@ class Layers(nn.Module):
           far += [seen_from - window + 1 if chunk is None else seen_from // chunk * chunk]
         if reach is not None:
           before = gone(cache.length, reach)
-          far = [far[0] - before, far[1] - before[:, None]]
+          far = [far[0] - before, far[1] - before[:, None], before]
       return own, far
 
     ks, vs, inputs = [], [], []

@@ -160,5 +160,5 @@ def _of_cache(c: Config, seen: Cache, position: Array, layer: int) -> Seen:
   own = kv_cache.gathered(k, place), kv_cache.gathered(v, place)
   far: tuple[Array, ...] = (k, v, last)
   if window is not None:
-    far += (position - (window + 1) - before[:, None],)
+    far += position - (window + 1) - before[:, None], before
   return own, jnp.broadcast_to(jnp.eye(W, dtype=bool), (B, W, W)), far

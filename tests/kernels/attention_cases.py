@@ -115,7 +115,7 @@ def run(name, arguments, block=BLOCK, interpret=True, **seen):
     options |= {"block": block, "interpret": interpret}
     f = pallas_tpu.tree_attention
   elif name == "cpu":
-    last = options["scale"], seen.get("cap"), seen.get("start"), seen.get("sinks")
+    last = (options["scale"], *map(seen.get, ("cap", "start", "sinks", "before")))
     f = jax.jit(cpu.tree_attention, static_argnums=(7, 8))
     return jax.block_until_ready(f(*arguments, *last))
   else:

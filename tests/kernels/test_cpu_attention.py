@@ -98,6 +98,19 @@ def test_a_tree_has_the_bits_of_a_token_at_a_time(length):
     np.testing.assert_array_equal(alone[:, :, 0], together[:, :, n])
 
 
+@pytest.mark.parametrize("gone", [64, 448, 512, 576])
+def test_rows_that_left_a_window_change_no_bits(gone):
+  arguments = case(7, 2, 2, 3, 6, 1400, 32, (1187, 1100))
+  q, k, v, lengths, *tree = arguments
+  start = seen_by(arguments, window=520)["start"]
+  whole = run("cpu", arguments, start=start)
+  newest = q, k[:, :, gone:], v[:, :, gone:], lengths - np.int32(gone), *tree
+  before = np.full(2, gone, np.int32)
+  some = run("cpu", newest, start=start - np.int32(gone), before=before)
+  for x, y in zip(whole, some, strict=True):
+    np.testing.assert_array_equal(x, y)
+
+
 @pytest.mark.parametrize("kind", [None, "all"])
 def test_derivatives_are_those_of_xla(kind):
   q, k, v, lengths, k_tree, v_tree, mask = arguments = case(3, 1, 2, 2, 3, 700, 16, (650,))
