@@ -127,9 +127,33 @@ struct Tile {
   int64_t y_step;
 };
 
+// Sums of vectors for R rows by O outputs, filled up to fours.
 template <int R, int O>
-inline void run(const Tile& t) {
-  Vector sum[(R * O + 3) / 4 * 4] = {};
+using Sums = Vector[(R * O + 3) / 4 * 4];
+
+// The lanes of a tile's sums, added up, to y.
+template <int R, int O>
+inline void finish(const Tile& t, const Sums<R, O>& sum) {
+  constexpr int kRun = O < 4 ? O : 4;  // outputs of a row, of the 4 sums that are made at once
+  typedef float Run __attribute__((vector_size(4 * kRun)));
+#pragma GCC unroll 6
+  for (int i = 0; i < R * O; i += 4) {
+    const Vector four = lanes(sum + i);
+#pragma GCC unroll 4
+    for (int j = i; j < i + 4 && j < R * O; j += kRun) {
+      float* y = t.y + j / O * t.y_step + j % O;
+      Run own, before = {};
+      std::memcpy(&own, reinterpret_cast<const char*>(&four) + 4 * (j - i), sizeof own);
+      if (!t.first) std::memcpy(&before, y, sizeof before);
+      const Run after = t.first ? own : before + own;
+      std::memcpy(y, &after, sizeof after);
+    }
+  }
+}
+
+template <int R, int O>
+inline void run_tile(const Tile& t) {
+  Sums<R, O> sum = {};
   auto add = [&](int64_t k, auto load) {
     Vector weight[O];
 #pragma GCC unroll 8
@@ -150,30 +174,16 @@ inline void run(const Tile& t) {
     add(k, load);
   }
   if (k < t.size) add(k, [&](const float* at) { return load_some(at, t.size - k); });
-  constexpr int kRun = O < 4 ? O : 4;  // outputs of a row, of the 4 sums that are made at once
-  typedef float Run __attribute__((vector_size(4 * kRun)));
-#pragma GCC unroll 6
-  for (int i = 0; i < R * O; i += 4) {
-    const Vector four = lanes(sum + i);
-#pragma GCC unroll 4
-    for (int j = i; j < i + 4 && j < R * O; j += kRun) {
-      float* y = t.y + j / O * t.y_step + j % O;
-      Run own, before = {};
-      std::memcpy(&own, reinterpret_cast<const char*>(&four) + 4 * (j - i), sizeof own);
-      if (!t.first) std::memcpy(&before, y, sizeof before);
-      const Run after = t.first ? own : before + own;
-      std::memcpy(y, &after, sizeof after);
-    }
-  }
+  finish<R, O>(t, sum);
 }
 
-// `run` for a number of rows up to R.
-template <int R, int O>
-inline void run_rows(int64_t rows, const Tile& t) {
+// `by` for a number of rows up to R, a constant there.
+template <int R, typename By>
+inline void run_rows(int64_t rows, By by) {
   if constexpr (R > 1) {
-    if (rows < R) return run_rows<R - 1, O>(rows, t);
+    if (rows < R) return run_rows<R - 1>(rows, by);
   }
-  run<R, O>(t);
+  by(std::integral_constant<int, R>());
 }
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

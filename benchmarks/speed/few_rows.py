@@ -26,6 +26,7 @@ WAYS = {
   "skinny": ("float", "float"),
   "native": ("native", "float"),
   "native/int8": ("native", "int8"),
+  "int8": ("int8", "float"),
   "int4": ("int4", "float"),
   "int4/int8": ("int4", "int8"),
 }

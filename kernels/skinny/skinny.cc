@@ -3,7 +3,8 @@
 // One row reads the matrix at the speed of memory; so must eight, whose arithmetic hides behind the
 // reading. The matrix stays as it is, row by row: vectors lie along K, and a tile of outputs by rows
 // is summed in registers. K is cut into pieces that stay in the first cache. A matrix of few bits is
-// widened piece by piece, so that its product is that of the wide matrix, bit for bit.
+// widened in registers, or where several tiles want it piece by piece in memory, so that its product is
+// that of the wide matrix, bit for bit.
 //
 // Every number of y is summed in one order, which depends on K and on the output's number alone: by
 // lanes along a piece of K, then the lanes, then piece after piece. How many rows there are, and
@@ -31,7 +32,7 @@ constexpr int kMostRows = kSums / 2;  // of the tallest tile
 
 // A matrix of floats.
 struct Floats {
-  static constexpr bool kFetched = true;  // by the tiles, one ahead
+  static constexpr bool kWide = true;
   const float* w;
   int64_t inputs;
 
@@ -46,7 +47,7 @@ constexpr Ints kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // A matrix of whole numbers with scales and offsets, as `specjax.models.groups` has it.
 struct Groups {
-  static constexpr bool kFetched = false;
+  static constexpr bool kWide = false;
   int64_t inputs;
   const uint8_t* low;     // the low 4 bits, two numbers a byte; or whole numbers of 8 bits
   const uint32_t* high;   // further bits of 32 numbers, plane by plane
@@ -63,36 +64,104 @@ struct Groups {
   const float* piece(int64_t o, int64_t end, int64_t k, int64_t size) const {
     static thread_local std::vector<float> wide(kStripe * kPiece + kLine);
     float* start = wide.data() + (-(reinterpret_cast<intptr_t>(wide.data()) / 4) & (kLine - 1));
-    for (float* y = start; o < end; ++o, y += kPiece) {
-      if (eight)
-        widen<0, true>(o, k, size, y);
-      else if (planes == 0)
-        widen<0, false>(o, k, size, y);
-      else if (planes == 1)
-        widen<1, false>(o, k, size, y);
-      else
-        widen<2, false>(o, k, size, y);
-    }
+    of_kind([&](auto planes, auto eight) {
+      for (float* y = start; o < end; ++o, y += kPiece) {
+        Piece<planes, eight> own;
+        own.open(*this, o * inputs + k, size);
+        for (int64_t g = 0; g < size / kGroup; ++g) own.group(*this, g, y + g * kGroup);
+      }
+    });
     return start;
   }
 
+  // `run_tile` of O outputs whose numbers begin at `first`; meanwhile those `ahead` are fetched.
+  template <int R, int O>
+  void run(const Tile& t, int64_t first, int64_t ahead) const {
+    of_kind([&](auto planes, auto eight) { run<R, O, planes, eight>(t, first, ahead); });
+  }
+
+  template <int R, int O, int P, bool Eight>
+  void run(const Tile& t, int64_t first, int64_t ahead) const {
+    Piece<P, Eight> own[O];
+    for (int i = 0; i < O; ++i) {
+      own[i].open(*this, first + i * inputs, t.size);
+      own[i].fetch_scales(*this, first + i * inputs + ahead, t.size);
+    }
+    Sums<R, O> sum = {};
+    for (int64_t g = 0; g < t.size / kGroup; ++g) {
+      const float* x = t.x + g * kGroup;
+#pragma GCC unroll 8
+      for (int i = 0; i < O; ++i) {
+        if (g % 4 == i % 4) own[i].fetch(g, ahead);
+        float w[kGroup];
+        own[i].group(*this, g, w);
+#pragma GCC unroll 12
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+          for (int j = 0; j < kGroup; j += kLanes)
+            sum[r * O + i] += load(x + r * t.x_step + j) * load(w + j);
+      }
+    }
+    finish<R, O>(t, sum);
+  }
+
+  // `by` of the planes, and whether numbers have 8 bits, as constants.
+  template <typename By>
+  void of_kind(By by) const {
+    constexpr std::integral_constant<int, 0> none;
+    if (eight) return by(none, std::true_type());
+    if (planes == 0) return by(none, std::false_type());
+    if (planes == 1) return by(std::integral_constant<int, 1>(), std::false_type());
+    by(std::integral_constant<int, 2>(), std::false_type());
+  }
+
+  // Some of an output's numbers, up to kPiece, and what they are worth.
   template <int P, bool Eight>
-  void widen(int64_t o, int64_t start, int64_t size, float* y) const {
-    const int64_t first = o * inputs + start, groups = size / kGroup;
-    float scales[kPiece / 16], offsets[kPiece / 16] = {};
-    lines(scale, scale_steps, first, size, scales);
-    if (shifted) lines(offset, offset_steps, first, size, offsets);
-    const uint8_t* at = low + first / (Eight ? 1 : 2);
-    const uint32_t* words = high + first / kGroup * P;
-    const int each = unit == 4 ? 2 : 1;  // lines of a group
-    for (int64_t g = 0; g < groups; ++g, at += Eight ? 32 : 16, words += P, y += kGroup) {
+  struct Piece {
+    static constexpr int kBytes = Eight ? 32 : 16;  // of a group
+    const uint8_t* at;
+    const uint32_t* words;
+    int each;  // scales of a group
+    float scales[kPiece / 16], offsets[kPiece / 16];
+
+    void open(const Groups& w, int64_t first, int64_t size) {
+      at = w.low + first / kGroup * kBytes, words = w.high + first / kGroup * P;
+      each = w.unit == 4 ? 2 : 1;
+      w.lines(w.scale, w.scale_steps, first, size, scales);
+      if (w.shifted)
+        w.lines(w.offset, w.offset_steps, first, size, offsets);
+      else
+        std::fill_n(offsets, size >> w.unit, 0.f);
+    }
+
+    // A line of memory has 4 groups.
+    void fetch(int64_t g, int64_t ahead) const {
+      const int64_t later = g + ahead / kGroup;
+      __builtin_prefetch(at + later * kBytes, 0, 3);
+      if constexpr (Eight) __builtin_prefetch(at + later * kBytes + 64, 0, 3);
+      if constexpr (P > 0) __builtin_prefetch(words + later * P, 0, 3);
+    }
+
+    void fetch_scales(const Groups& w, int64_t first, int64_t size) const {
+      auto lines = [](const void* x, int64_t bytes) {
+        for (int64_t i = 0; i < bytes + 63; i += 64)
+          __builtin_prefetch(static_cast<const char*>(x) + i, 0, 2);
+      };
+      lines(w.scale + (first >> w.scaled), size >> w.scaled << 1);
+      if (w.shifted) lines(w.offset + (first >> w.scaled), size >> w.scaled << 1);
+      if (w.scale_steps) lines(w.scale_steps + (first >> w.unit), size >> w.unit);
+      if (w.offset_steps) lines(w.offset_steps + (first >> w.unit), size >> w.unit);
+    }
+
+    void group(const Groups& w, int64_t g, float* y) const {
       const int64_t i = g * each, j = i + each - 1;
-      const Wide v = values<P, Eight, false>(at, words, scales[i], offsets[i]);
-      const Wide rest = values<P, Eight, true>(at, words, scales[j], offsets[j]);
+      const uint8_t* own = at + g * kBytes;
+      const Wide v = w.values<P, Eight, false>(own, words + g * P, scales[i], offsets[i]);
+      const Wide rest = w.values<P, Eight, true>(own, words + g * P, scales[j], offsets[j]);
       std::memcpy(y, &v, sizeof v);
       std::memcpy(y + 16, &rest, sizeof rest);
     }
-  }
+  };
 
   // The scales or offsets of numbers from `first` on, each for 2^unit of them.
   void lines(const Half* halves, const int8_t* steps, int64_t first, int64_t size,
@@ -129,12 +198,12 @@ struct Groups {
     if constexpr (Rest) q >>= 4;
     // 4 bits have 16 values, which are looked up; other bits of q are not looked at.
     if constexpr (P == 0) return (Wide)_mm512_permutexvar_ps((__m512i)q, (__m512)worth(kLane));
-    q &= 15;
+    q = q & 15 | 0x4b000000;  // 2^23 and the number, as a float
     for (int p = 0; p < P; ++p) {
       const __mmask16 on = words[p] >> (Rest ? 16 : 0);
       q = (Ints)_mm512_mask_or_epi32((__m512i)q, on, (__m512i)q, _mm512_set1_epi32(16 << p));
     }
-    return worth(q);
+    return ((Wide)q - static_cast<float>(8388608 + zero)) * scale + offset;
 #else
     Ints q;
     if constexpr (Eight) {
@@ -174,19 +243,36 @@ struct Product {
       const int64_t end = std::min(stop, o + stripe);
       for (int64_t k = 0; k < inputs; k += piece) {
         const int64_t size = std::min(piece, inputs - k);
-        const float* wide = w.piece(o, end, k, size);
-        // The passes share the fetching of what comes after this piece of the stripe.
-        const int64_t ahead = k + piece < inputs ? piece : stripe * inputs - k;
         Tile t{.x_step = inputs, .w_step = w.step(), .size = size, .first = k == 0,
                .y_step = outputs};
+        // What comes after this piece of the stripe is fetched; several passes share that.
+        const int64_t ahead = k + piece < inputs ? piece : stripe * inputs - k;
+        if constexpr (!Matrix::kWide) {
+          if (passes == 1) {
+            run_rows<kSums / O>(rows, [&](auto rows) {
+              t.x = x + k;
+              int64_t own = o;
+              for (; own + O <= end; own += O) {
+                t.y = y + own;
+                w.template run<rows, O>(t, own * inputs + k, ahead);
+              }
+              for (; own < end; ++own) {
+                t.y = y + own;
+                w.template run<rows, 1>(t, own * inputs + k, ahead);
+              }
+            });
+            continue;
+          }
+        }
+        const float* wide = w.piece(o, end, k, size);
         for (int64_t r = 0; r < rows; r += step) {
           t.x = x + r * inputs + k;
           int64_t own = o;
           for (; own + O <= end; own += O) {
             t.w = wide + (own - o) * w.step();
-            t.next = Matrix::kFetched && own / O % passes == r / step ? t.w + ahead : nullptr;
+            t.next = Matrix::kWide && own / O % passes == r / step ? t.w + ahead : nullptr;
             t.y = y + r * outputs + own;
-            run_rows<kSums / O, O>(std::min(step, rows - r), t);
+            run_rows<kSums / O>(std::min(step, rows - r), [&](auto r) { run_tile<r, O>(t); });
           }
           t.next = nullptr;
           for (; own < end; ++own) {
@@ -194,7 +280,7 @@ struct Product {
             for (int64_t i = r; i < std::min(rows, r + step); ++i) {
               t.x = x + i * inputs + k;
               t.y = y + i * outputs + own;
-              run_rows<1, 1>(1, t);
+              run_tile<1, 1>(t);
             }
           }
         }
