@@ -15,6 +15,7 @@ from specjax.heads import draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.parallel import Parallel
 from specjax.models.linear import linear, linear_each
+from specjax.models.weights import dense
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +47,7 @@ class BlockwiseHeads(nn.Module):
     u = self.param("down", zeros, (D, E, F))
     c = self.param("down_bias", zeros, (D, E))
     z = nn.relu(linear(hidden, w) + b[None]).reshape(-1, D, F)
-    return hidden[:, None] + linear_each(z, u) + c[None]
+    return hidden[:, None] + linear_each(z, u) + dense(c)[None]
 
 
 @functools.cache

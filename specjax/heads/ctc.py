@@ -16,6 +16,7 @@ from specjax.heads import draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.parallel import Frames
 from specjax.models.linear import linear, linear_each
+from specjax.models.weights import dense
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,7 @@ class CTCNet(nn.Module):
   def frames(self, x: Array) -> Array:
     """[M, E] -> [M, D, E]."""
     x = jnp.repeat(x[:, None], self.depth, 1)
-    return x + nn.silu(linear_each(x, self.block) + self.bias[None])
+    return x + nn.silu(linear_each(x, self.block) + dense(self.bias)[None])
 
   def __call__(self, hidden, position, mask):
     """Runs everything once, for `init`."""

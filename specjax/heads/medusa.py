@@ -47,7 +47,7 @@ class MedusaHeads(nn.Module):
     for i in range(c.blocks):
       w = self.param(f"block_{i}", zeros, (c.depth, E, E))
       b = self.param(f"bias_{i}", zeros, (c.depth, E))
-      z = z + nn.silu(linear_each(z, w) + b[None])
+      z = z + nn.silu(linear_each(z, w) + dense(b)[None])
     return z
 
 

@@ -14,7 +14,7 @@ from jax import Array
 from specjax.base import Params, StatesTarget
 from specjax.heads.base import LossWeights
 from specjax.heads.recurrent import Recurrent
-from specjax.models.linear import linear
+from specjax.models.linear import linear, lookup
 from specjax.models.norm import RMSNorm
 
 _EPSILON = 1e-6  # of the published norms, whatever the target's
@@ -51,7 +51,7 @@ class MLPSpeculatorStep(nn.Module):
     init = nn.initializers.normal(self.width**-0.5)
     embedding = self.param("embedding", init, (self.vocab_size, self.width))
     x = linear(state, self.param("projection", init, (self.width, state.shape[-1])))
-    x = x + self.weight * jnp.take(embedding, tokens, axis=0)
+    x = x + self.weight * lookup(embedding, tokens)
     x = RMSNorm(_EPSILON, name="norm")(x)
     bias = self.param("norm_bias", nn.initializers.zeros, (self.width,))
     return nn.gelu(x + jnp.broadcast_to(bias, x.shape), approximate=False)

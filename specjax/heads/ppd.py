@@ -15,6 +15,7 @@ from specjax.base import LayeredTarget, Params
 from specjax.heads import draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.pseudo_rows import PseudoRows
+from specjax.models.weights import dense
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +64,7 @@ def ppd(target: LayeredTarget, config: PPDConfig) -> PseudoRows:
 
   def enter(params, k, stream):
     (B, G, E), first = stream.shape, (k - 1) * sets
-    prompt = params["params"]["prompt"][first : first + sets].astype(stream.dtype)
+    prompt = dense(params["params"]["prompt"])[first : first + sets].astype(stream.dtype)
     return jnp.broadcast_to(prompt, (B, G // sets, sets, E)).reshape(B, G, E)
 
   read = draft_vocabulary.through(target)

@@ -72,7 +72,8 @@ _in_bfloat16.defvjp(_forward, _backward)
 def _gated(x: Array, w: Gated) -> Array:
   """x [..., N, in] times w [out, in], whose update is for the rows from number `first` on."""
   y, own = linear(x, w.weight), x[..., w.first :, :]
-  update = linear(linear(own, w.down.astype(x.dtype)), w.up.astype(x.dtype))
+  down, up = (dense(part).astype(x.dtype) for part in (w.down, w.up))
+  update = linear(linear(own, down), up)
   if w.first == 0:  # all rows: in training one that is not finite has to show
     return y + update
   rows = y[..., w.first :, :] + update

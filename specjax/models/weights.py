@@ -20,6 +20,7 @@ from specjax.models.panels import Panels
 Matrix = Array | Bfloat16 | Int8 | Groups | Panels
 """A weight [..., out, in], as `linear` and `lookup` take it."""
 
+_LEAST = 2**14
 WEIGHTS = ("float", "bfloat16", "int8", "int4", "native")
 ACTIVATIONS = ("float", "int8")
 
@@ -61,6 +62,17 @@ def dense(w: Matrix) -> Array:
     return w
   scale = w.scale.astype(jnp.float32)[..., None]
   return (w.rows.astype(jnp.float32) * scale).astype(w.dtype)
+
+
+def in_8_bits(params: Params) -> Params:
+  """A tree of weights with its matrices of floats in 8 bits where they have 2^14 numbers or more;
+  stacks of matrices stay as they are."""
+
+  def each(x: Any) -> Any:
+    small = x.ndim != 2 or x.shape[0] * x.shape[1] < _LEAST
+    return x if small or not jnp.issubdtype(x.dtype, jnp.floating) else quantise(x, x.dtype)
+
+  return jax.tree.map(each, params, is_leaf=_is_matrix)
 
 
 def count_parameters(params: Any) -> int:

@@ -15,11 +15,11 @@ from specjax.decoding.method import method as pair
 from specjax.heads import HEADS, drafting
 from specjax.heads.base import Examples
 from specjax.heads.parallel import Frames
-from specjax.models import transformer
+from specjax.models import transformer, weights
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.sampling import Noise, Settings, request_keys
-from specjax.trees import Dynamic
+from specjax.trees import Dynamic, Static
 from specjax.verifiers import greedy
 
 V = 32
@@ -94,7 +94,8 @@ def guesses_of(name: str, reduced: bool = False):
   return call
 
 
-def start(drafter, params, lengths):
+def asked(drafter, params, lengths):
+  """(method, weights, tokens, length, request, capacity) of random prompts."""
   rng = np.random.default_rng(0)
   B = len(lengths)
   tokens = jnp.asarray(rng.integers(0, V, (B, T)), jnp.int32)
@@ -106,14 +107,14 @@ def start(drafter, params, lengths):
     length + BUDGET, jnp.asarray([-1], jnp.int32),
   )  # fmt: skip
   method = pair(TARGET, drafter, greedy())
-  weights = speculate.Weights(target_params(), params)
   capacity = speculate.capacity_for(T, BUDGET, drafter.depth)
-  return (
-    method,
-    weights,
-    request,
-    speculate.compiled_start(method, weights, tokens, length, request, capacity),
-  )
+  return method, speculate.Weights(target_params(), params), tokens, length, request, capacity
+
+
+def start(drafter, params, lengths):
+  method, own, tokens, length, request, capacity = asked(drafter, params, lengths)
+  begun = speculate.compiled_start(method, own, tokens, length, request, capacity)
+  return method, own, request, begun
 
 
 def folded(symbols, ids) -> list[int]:
@@ -251,6 +252,22 @@ def test_a_gradient_reaches_every_trained_weight(name):
 
   for path, g in jax.tree.leaves_with_path(gradient(params["params"])):
     assert np.isfinite(g).all() and np.abs(g).max() > 0, jax.tree_util.keystr(path)
+
+
+@pytest.mark.full(but=["medusa", "ctc", "blockwise", "ppd", "mlp_speculator", "eagle3"])
+@pytest.mark.parametrize("name", HEADS)
+def test_matrices_may_be_in_8_bits(name, monkeypatch):
+  monkeypatch.setattr(weights, "_LEAST", 1)
+  made, params = head(name, True)
+  small = params | {"params": weights.in_8_bits(params["params"])}
+  drafter = drafting.drafter(made, Static(chain(made.depth)))
+  method, own, tokens, length, request, capacity = asked(drafter, small, (5, 9))
+
+  def traced(*arrays):
+    begun = speculate.start(method, *arrays, capacity)
+    return speculate.advance(method, arrays[0], arrays[-1], begun, jnp.int32(4))
+
+  jax.eval_shape(traced, own, tokens, length, request)
 
 
 @pytest.mark.full(but=["medusa", "eagle3"])
