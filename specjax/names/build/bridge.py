@@ -21,7 +21,9 @@ THIN = 0.25  # of the smaller vocabulary
 
 def _vocabulary(model: Model) -> bridge.Vocabulary:
   if model.tokenizer is None:
-    raise ValueError(f"{model.name} must have a tokenizer, since the draft model's vocabulary is another.")
+    raise ValueError(
+      f"{model.name} must have a tokenizer, since the draft model's vocabulary is another."
+    )
   return bridge.Vocabulary(model.tokenizer, model.config.vocab_size, model.start, model.stop)
 
 
