@@ -1,14 +1,14 @@
-"""Both halves side by side: what `make demo` prints.
+"""What `make demo` prints: speculative decoding, and then masked diffusion.
 
     python examples/demo.py [PROMPTS]
 
-A chat model of 135M parameters, fetched once, answers a question plainly, by prompt lookup and
-with EAGLE-3 at the same time, then six of Spec-Bench. Where qwen2.5-coder-1.5b is in the cache
-already (`specjax chat --model qwen2.5-coder-1.5b` fetches its 1.1 GB), it edits a function in the
-small model's place. Where neither can be had, the zoo's small
-model answers questions plainly, by prompt lookup and with Medusa: those of PROMPTS, a JSONL file or
-tfds:NAME:SPLIT, by default GSM8K's test set from ../shared/data or the TFDS catalogue, or else our
-own. A masked diffusion model answers others with one token per pass and with many.
+A chat model of 135M parameters, downloaded once, answers a question by plain decoding, prompt
+lookup and EAGLE-3 at the same time, and then six questions of Spec-Bench. If qwen2.5-coder-1.5b is
+in the cache (`specjax chat --model qwen2.5-coder-1.5b` downloads its 1.1 GB), it edits a function
+instead. If neither model is available, the zoo's small model answers by plain decoding, prompt
+lookup and Medusa the questions of PROMPTS, a JSONL file or tfds:NAME:SPLIT, by default GSM8K's test
+set from ../shared/data or the TFDS catalogue, or else our own. A masked diffusion model answers
+other questions with one token per pass and with many.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""A canvas that fills in: one slot in a pass, and all that are certain, with every pass shown.
+"""Shows a canvas after every pass: filled one slot per pass, and with every slot that is certain.
 
 python examples/denoising.py --policies confidence threshold-0.9
 """

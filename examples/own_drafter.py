@@ -1,4 +1,4 @@
-"""A drafter of one's own: it guesses that what followed the newest token before follows it again.
+"""Your own drafter: it guesses that the newest token is followed by what followed it before.
 
     python examples/own_drafter.py --temperature 0.8
 

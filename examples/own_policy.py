@@ -1,4 +1,4 @@
-"""A denoising policy of one's own: it commits the two slots whose two best tokens differ most.
+"""Your own denoising policy: it commits the two slots with the largest lead of the best token.
 
 python examples/own_policy.py --slots 4
 """

@@ -1,4 +1,4 @@
-"""A verifier of one's own with its proof, and one with a mistake, which the proof finds.
+"""Your own verifier with its proof, and a verifier with a mistake, which the proof detects.
 
     python examples/own_verifier.py
 

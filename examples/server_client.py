@@ -1,4 +1,4 @@
-"""A client of the server, by OpenAI's package: a stream, and log-probabilities of two answers.
+"""A client of the server with OpenAI's package: a stream, and log-probabilities of two answers.
 
 specjax serve --model smollm2-135m --drafter eagle3-4
 python examples/server_client.py --question "Name three rivers."

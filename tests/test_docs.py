@@ -351,6 +351,66 @@ def test_papers_lead_to_their_files():
   assert cited <= set(re.findall(r"abs/([\d.]+)\)", PAGES["docs/papers.md"]))
 
 
+# The papers that this project was founded on, as the page of papers calls them.
+FOUNDED_ON = """
+Medusa, Clover, Clover-2, Hidden Transfer, FIRP, Blockwise parallel decoding, Hydra, EAGLE, EAGLE-2,
+EAGLE-3, Rescoring of blockwise drafts, MLPSpeculator, ReDrafter, Chimera, CTC drafter, Jakiro,
+GRIFFIN, Parallel prompt decoding, PARD, VocabTrim, S2D, SpecMemo, M2R2, Lexical unit decoding,
+Speculative sampling, SpecTr, Multi-candidate speculative decoding, Recursive speculative decoding,
+Greedy drafting, Judge decoding, Reflective verification, Any-subset speculative decoding, DySpec,
+Graph-structured speculative decoding, Sequoia, SpecDec++, AdaEDL, PEARL, DEL, Token Recycling,
+ADED, Lookahead, REST, RASD, RAPID, Aggressive decoding, SWIFT,
+Speculative Jacobi decoding, Superposed decoding, Draft&Verify, Learn2PD, dParallel, LocalLeap,
+AdaBlock-dLLM, CreditDecoding, FreeDave, R2-dLLM, KLASS, From Bits to Rounds, Window-Diffusion,
+FlashDLM, EDLM, ParallelBench, A survey on diffusion language models, LLaDA, Dream, SDAR, Fast-dLLM,
+dInfer, dLLM-Cache, GEAR, Mustafar, Keyformer, TokenSelect, ActQKV, MInference, SkipDecode, FiRST,
+Duo-LLM, BlockFFN, Entropy adaptive decoding, Cautious next token prediction, AdaDec,
+Momentum decoding, Locally typical sampling, Diverse beam search, First Finish Search,
+Adaptive weighted rejection sampling, JSONSchemaBench, When Life Gives You Samples,
+Flover, Exact byte-level probabilities,
+Correlation and navigation in the key space, Bridging the training-inference gap, ParScale,
+Deliberation by cache augmentation, CoT2, Dynamic tokenization, TokenAdapt, Splitwise, TokenRing,
+TokenWeave, SambaY, Word-pooled tokenization, Probabilistic circuits, CodecLM,
+Confidence and critique, Needle threading, Sparse autoencoders for circuits, RetroMAE v2, ELECTRA,
+IndicTrans2, Samanantar, Speech-text interleaving, Discrete audio tokens, Scene text recognition,
+DivPrune, Correlation-guided document compression, MDGR, Next-frame diffusion,
+Long video generation, Optical flow from video models, LAVA NAT
+"""
+
+
+def test_every_paper_stands_once_with_its_file_or_a_reason():
+  page = PAGES["docs/papers.md"]
+  found = re.findall(r"^- \*\*(.+?)\*\*", page, re.MULTILINE)
+  for cell, *_ in table_rows(page, "paper", "module"):
+    papers = re.sub(r", \[[\d.]+\]\(\S+\)", "", cell).split("; ")
+    found += [re.sub(r"^.* \d{4}, | \d{4}$", "", paper) for paper in papers]
+  assert len(found) == len(set(found))
+  known = {re.split(r": | \(", title)[0] for title in found}
+  assert {" ".join(name.split()) for name in FOUNDED_ON.split(",")} <= known
+
+
+VERDICTS = ("yes", "no", "not shown")
+
+
+def test_claims_are_counted_and_lead_to_figures():
+  page = PAGES["docs/claims.md"]
+  rows = [row for row in table_rows(page, "the paper's claim") if len(row) == 4]
+  counts = {said: sum(row[3] == said for row in rows) for said in VERDICTS}
+  assert sum(counts.values()) == len(rows) > 90
+  said = re.search(r"(\d+) methods: (\d+) yes, (\d+) no, (\d+) not shown", page)
+  assert said and [*map(int, said.groups())] == [len(rows), *counts.values()]
+  assert len({row[0] for row in rows}) == len(rows)
+  assert max(map(len, page.splitlines())) <= 160
+  links = definitions(page)
+  for method, _, here, verdict in rows:
+    found = re.findall(r"\[([^]]+)\]\[(\w+)\]", here)
+    assert found or (verdict == "not shown" and here == "not measured"), method
+    for figure, link in found:
+      text = (ROOT / "docs" / links[link]).read_text()
+      for number in re.findall(r"\.?\d[\d,.]*\d|\d", figure):
+        assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d|\.\d)", text), (method, number)
+
+
 def test_pitfalls_lead_to_their_tests():
   named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGES["docs/pitfalls.md"])
   rows = re.findall(r"^\| (?!habit|-)", PAGES["docs/pitfalls.md"], re.MULTILINE)

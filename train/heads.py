@@ -62,10 +62,10 @@ else:
 
 
 _LOSS = (
-  f"weights of the loss's terms, as tv=1 hard=0.1, of {', '.join(losses.TERMS)}; decay=0.8 is "
-  "their decay with depth, dpace=0.5 weighs depths by D-PACE in its place, within=10 trains one "
-  "where the tokens before are among so many best guesses. Numbers alone are those of the terms in "
-  "this order, of which the last may be left out, then the decay. By default as published."
+  f"weights of the terms of the loss ({', '.join(losses.TERMS)}), such as tv=1 hard=0.1; decay=0.8 "
+  "is their decay with depth, dpace=0.5 weighs depths by D-PACE instead, and within=10 trains a "
+  "guess only where the tokens before it are among the 10 best guesses. Numbers without names are "
+  "the terms in this order (the last may be left out), then the decay. By default as published."
 )
 
 
@@ -75,23 +75,21 @@ class Config(answers.AnswersConfig):
 
   Attributes:
     head: the head and its shape.
-    answer_field: name of an answer in a record, which takes the place of the target's own.
+    answer_field: name of the answer in a record, which is used instead of the target's own.
     temperature: temperature of the target's answers.
     dtype: of the target, its states and all arithmetic; the head's own weights and their moments
       are float32.
-    features: directory of hidden states, made where it is absent; runs may share one. By default in
-      `out`.
-    layers: layers that are kept there besides those that the head reads, for other heads.
-    online: whether the states are computed in every step and kept nowhere: for data whose states no
-      disk holds.
-    draft_vocab: W, number of the most frequent tokens among which the head guesses, where the
-      target has more; 0 for all.
-    init: directory of a head of the same shape, with which the training begins.
+    features: directory of hidden states, which is made if it does not exist; runs may share one.
+      By default in `out`.
+    layers: layers that are stored there for other heads, besides those that this head reads.
+    online: compute the states in every step and store none, for data whose states fit no disk.
+    draft_vocab: W, the head guesses only the W most frequent tokens; 0 for all.
+    init: directory of a head of the same shape, from which training starts.
     noise: width of uniform noise on the hidden states while training.
     points: M, number of positions of a row from which the head drafts.
     nodes: size of the largest tree with which the head will ship.
-    judge_every: number of steps between two looks at held-out answers, by the target's passes per
-      token with a chain of best guesses; the weights that need fewest are kept.
+    judge_every: number of steps between evaluations on held-out answers, by the target's passes per
+      token with a chain of best guesses; the weights that need fewest passes are kept.
   """
 
   head: AnyHead = MedusaConfig()  # noqa: RUF009  frozen

@@ -27,16 +27,16 @@ class Model:
   Attributes:
     model: zoo name, directory, GGUF file, or name on Hugging Face's hub; by default the zoo's.
     revision: branch, tag or commit of a model on the hub.
-    dtype: of the arithmetic, and of weights that --weights leaves as they are.
-    weights: bfloat16 keeps matrices in 16 bits and multiplies in them; int8 keeps them in 8 bits
-      with a scale for each output, int4 in 4 with a scale and an offset for 32 inputs. Each of
-      them may change the text. native keeps the few bits of a file, which changes nothing but
+    dtype: type of the arithmetic, and of weights that --weights does not change.
+    weights: bfloat16 keeps matrices in 16 bits and multiplies in 16 bits; int8 keeps them in 8
+      bits with a scale for each output, int4 in 4 bits with a scale and an offset for 32 inputs.
+      Each of these may change the text. native keeps the few bits of a file, which changes only
       memory and time. By default native for a GGUF file on one CPU, else float.
-    activations: int8 rounds what matrices of int4 or native multiply to 8 bits, which is quicker
-      and may change the text.
-    mesh: devices that share the rows of batches and the heads, as data=2,model=4; by default one.
-    skipping: layers that leave tokens out, such as skip_decode-6,span=128; LOSSY.
-    template: chat template in place of the model's own: a name such as chatml, or a file in Jinja.
+    activations: int8 rounds the inputs of int4 and native matrices to 8 bits, which is faster and
+      may change the text.
+    mesh: devices over which batches and the model are spread, as data=2,model=4; by default one.
+    skipping: which layers skip tokens, such as skip_decode-6,span=128; LOSSY.
+    template: chat template instead of the model's own: a name such as chatml, or a Jinja file.
   """
 
   model: Optional = None
@@ -58,8 +58,8 @@ class Prompt:
     prompt: one text.
     prompts: JSONL file, or - for the standard input; a line has prompt (text), tokens (ids),
       question, turns, messages or conversations.
-    chat: write --prompt in the model's chat template, as a question.
-    max_new_tokens: budget per prompt: new tokens, or slots after it.
+    chat: put --prompt into the model's chat template, as a question.
+    max_new_tokens: most new tokens per prompt, or the slots after it.
     stop: ids of tokens that end a text, besides the model's own.
     batch: prompts decoded together.
     json: print one JSON object per prompt and nothing else.
@@ -83,8 +83,9 @@ class Sampling:
     temperature: 0 takes the likeliest token.
     top_k: keep the k most likely tokens; 0 keeps all.
     top_p: keep the most likely tokens up to this mass; 1 keeps all.
-    min_p: drop tokens less likely than this share of the most likely; 0 keeps all.
-    typical_p: keep the tokens of typical surprise up to this mass; 1 keeps all.
+    min_p: drop tokens below this share of the highest probability; 0 keeps all.
+    typical_p: keep the tokens closest to the expected log-probability, up to this mass; 1 keeps
+      all.
     seed: seed of the sampling noise.
   """
 
@@ -108,11 +109,12 @@ class Generate:
     processors: what changes the logits, such as penalties-1.3,presence=0.2.
     regex: what every new text must match from end to end.
     json_schema: file of a JSON Schema that every new text must follow; needs specjax[grammar].
-    stop_words: texts that end a text, and are cut off it; special tokens, too.
-    cache: how the text is kept, such as int8 or keyformer-0.6; all but dense are LOSSY.
-    best_of: samples of each prompt, of which one is shown.
-    select: which sample: the likeliest per token, which is the default; mbr, the one that agrees
-      most with the others; or the first to end, which needs --batch of as many.
+    stop_words: texts, or special tokens, that end a text and are removed from it.
+    cache: how keys and values are kept, such as int8 or keyformer-0.6; all but dense are LOSSY.
+    best_of: number of samples for each prompt, of which one is shown.
+    select: which sample to show: the one with the highest probability per token (the default);
+      mbr, the one that agrees most with the others; or the first to end, which needs a --batch of
+      the same size.
   """
 
   drafter: str = "none"
@@ -156,12 +158,12 @@ class Chat:
 @group
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Http:
-  """Where the server listens, and who may ask. Without encryption: put a proxy in front of it.
+  """Where the server listens, and who may use it. It does not encrypt: use a proxy for that.
 
   Attributes:
-    host: address to listen at; 0.0.0.0 is every one of this machine.
-    port: 0 takes any that is free.
-    key: what clients must send as their key; by default none is asked for.
+    host: address to listen at; 0.0.0.0 means all addresses of this machine.
+    port: port to listen at; 0 takes any free port.
+    key: key that clients must send; by default none is required.
     origins: web pages that may send requests from a browser, such as https://example.org; * is all.
   """
 
@@ -176,19 +178,19 @@ class Serve:
   """Answer OpenAI's protocol over HTTP, for chats and completions; needs specjax[serve].
 
   Attributes:
-    drafter: how to guess, as for `generate`; auto, or auto-8[NAME], drafts by load: as much as
-      pays with so many requests.
+    drafter: how to guess, as for `generate`; auto, or auto-8[NAME], chooses the size of the draft
+      by the number of running requests.
     verifier: which guesses are kept; with target_only the text of a seed is that of plain
       sampling, and at temperature 0 that of greedy decoding.
     stop: ids of tokens that end every answer, besides the model's own and a request's.
     stop_words: texts that end every answer, as for `generate`.
     batch: requests decoded together.
-    max_length: the most tokens of a prompt and its answer together; by default all positions of the
-      model, but not more than 4096.
-    prefixes: MB (1e6 bytes) in which the beginnings of prompts are kept, so that a system prompt is
-      read once; with 0 every prompt is read as a whole.
-    queue: requests that may wait; more are refused.
-    seconds: time limit of an answer, waiting included.
+    max_length: most tokens of a prompt and its answer together; by default the positions of the
+      model, but at most 4096.
+    prefixes: memory in MB (1e6 bytes) for the beginnings of prompts, so that a system prompt is
+      read only once; with 0 every prompt is read as a whole.
+    queue: number of requests that may wait; more are refused.
+    seconds: time limit of an answer, including waiting.
   """
 
   drafter: str = "none"
@@ -237,14 +239,14 @@ class Measure(options.Bench):
 @group
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Denoising:
-  """For --suite parallelbench, which does not read --drafters, --prompts and --verifier.
+  """For --suite parallelbench, which does not use --drafters, --prompts and --verifier.
 
   Attributes:
     methods: denoising policies, such as threshold-0.9/dual or learned/end_of_text_prediction.
-    published: file or directory of questions in ParallelBench's layout, in place of ours.
-    tasks: names such as copy and shuffle; by default the ten of ParallelBench's waiting line;
-      for --suite code categories, by default all.
-    lengths: how long the lists are.
+    published: file or directory of questions in ParallelBench's layout, instead of ours.
+    tasks: names such as copy and shuffle; by default the ten tasks of ParallelBench's waiting
+      line. For --suite code: categories, by default all.
+    lengths: lengths of the lists.
   """
 
   methods: tuple[str, ...] = ("confidence", "threshold", "factor")
@@ -262,14 +264,14 @@ class Bench:
   An option that the suite does not read is refused.
 
   Attributes:
-    suite: prompts, specbench or code, for an autoregressive model; or parallelbench: operations
-      on lists, for a masked diffusion model, by default the zoo's. specbench asks Spec-Bench's
+    suite: prompts, specbench or code, for an autoregressive model; or parallelbench, operations
+      on lists for a masked diffusion model, by default the zoo's. specbench asks Spec-Bench's
       questions with their turns: --prompts is their file, by default
-      ../shared/data/spec_bench.jsonl beside the checkout, --limit takes evenly from categories,
-      and a run that was stopped goes on. code asks our own tasks of a local coder (describe,
-      edit, summarise, json, chat, of which --tasks takes some) in the same way, and runs tests on
-      the answers: programs that a model wrote, in a child process with limits. For parallelbench
-      --limit counts questions per task and length.
+      ../shared/data/spec_bench.jsonl beside the checkout, --limit takes equally many of each
+      category, and a stopped run continues. code asks our own programming tasks (describe, edit,
+      summarise, json, chat; --tasks selects some) in the same way, and tests the answers, which
+      are programs that a model wrote, in a child process with limits. For parallelbench --limit
+      counts questions per task and length.
     out: directory for results.jsonl, summary.json, table.md and the plots.
   """
 
@@ -282,7 +284,7 @@ class Bench:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchServe(options.BenchServe):
-  """Measure any server of OpenAI's protocol under load: chats that arrive at a rate, as streams.
+  """Measure a server that speaks OpenAI's protocol, with chats that arrive at a given rate.
 
   Attributes:
     out: directory for summary.json and table.md.
@@ -317,8 +319,8 @@ class Memory:
     batch: prompts decoded together.
     prompt_tokens: length of the longest prompt.
     max_new_tokens: budget per prompt.
-    prefixes: MB in which a server keeps the beginnings of prompts, as for `serve`.
-    budget: memory of the device in GB (1e9 bytes); the largest batch that fits is found.
+    prefixes: memory in MB for the beginnings of prompts in a server, as for `serve`.
+    budget: memory of the device in GB (1e9 bytes), for which the largest batch is found.
   """
 
   drafter: str = "none"
@@ -343,15 +345,15 @@ class Convert:
     format: what --model is: a llama2.c checkpoint, a GGUF file, a Hugging Face directory or a draft
       head.
     model: the file or directory; of a head, ours or as it was published.
-    out: directory to write, in which no model or head is yet.
-    tokenizer: llama2.c's tokenizer file; without it the model takes ids only.
-    target: the model that a head is for, zoo name or directory; by default the zoo's.
-    to: format of a head: ours, that in which heads of its method are published, or that of
-      speculators, from which `vllm serve` starts.
-    weights: bfloat16 writes a head's numbers in 16 bits; int8 writes the large matrices of a model
-      or a head in our format in 8 bits, which we read and others do not.
-    torch: writes a head's weights as the .pt file that the programs of Medusa and Hydra load, and
-      not as safetensors; needs torch.
+    out: directory to write, which must not hold a model or head.
+    tokenizer: llama2.c's tokenizer file; without it the model takes only ids.
+    target: the model of a head, zoo name or directory; by default the zoo's.
+    to: format of a head: ours, the published format of its method, or that of speculators, which
+      `vllm serve` loads.
+    weights: bfloat16 writes a head in 16 bits; int8 writes the large matrices of a model, or of a
+      head in our format, in 8 bits, which only specjax reads.
+    torch: write a head's weights as the .pt file that the programs of Medusa and Hydra load,
+      instead of safetensors; needs torch.
   """
 
   format: Literal["llama2c", "gguf", "hf", "head"]
@@ -402,7 +404,7 @@ class List:
   """Show every part that has a name, with its parameters, exactness and source, and the zoo.
 
   Attributes:
-    what: one kind, such as heads, or one name; by default all.
+    what: a kind, such as heads, or a name; by default all.
   """
 
   what: tyro.conf.Positional[Words] = ()

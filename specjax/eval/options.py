@@ -23,7 +23,7 @@ class _Measurement:
     max_new_tokens: budget per prompt.
     batch: prompts decoded together.
     temperature: 0 is greedy.
-    repeats: times everything is decoded; medians count.
+    repeats: how often everything is decoded; the report has medians.
   """
 
   prompts: Optional = None
@@ -43,10 +43,10 @@ class Bench(_Measurement):
     seed: seed of the sampling noise.
     verifier: of the drafters, such as judge[PATH]; by default the exact one.
     stop: ids of tokens that end a text, besides the model's own.
-    stop_words: texts that end a text; special tokens, too.
-    tune: whether drafters that are named without numbers are first tuned on our own questions, as
-      by `specjax tune`; a drafter that loses to plain decoding is then left out.
-    verify_cost: time passes over 1 to 64 nodes, too; --no-verify-cost leaves this out.
+    stop_words: texts or special tokens that end a text.
+    tune: first tune drafters that are named without numbers on our own questions, as `specjax tune`
+      does, and leave out those that are slower than plain decoding.
+    verify_cost: also time passes over 1 to 64 nodes; --no-verify-cost does not.
   """
 
   drafters: tuple[str, ...] = ("prompt_lookup", "medusa")
@@ -63,18 +63,18 @@ class Tune(_Measurement):
   """Which drafts are tried, and on which prompts.
 
   Attributes:
-    drafters: named whole, such as prompt_lookup-8 or "prompt_lookup|eagle3-8", each is one draft;
-      without numbers, as token_recycling, it is tried with 4, 8 and 16 nodes; of a head with hit
-      rates, such as medusa or medusa[PATH], chains and trees of all sizes are considered. For the
-      method sequoia, heads and draft_model[PATH]; for skipped_layers self_speculative.
+    drafters: a name with numbers, such as prompt_lookup-8 or "prompt_lookup|eagle3-8", is tried as
+      it is; a name without numbers, such as token_recycling, with 4, 8 and 16 nodes. For a head
+      with hit rates, such as medusa or medusa[PATH], chains and trees of all sizes are considered.
+      The method sequoia takes heads and draft_model[PATH], and skipped_layers self_speculative.
     method: best_first takes the best guesses by the head's hit rates; sequoia draws children and
       takes the trees of Sequoia's dynamic program, after it has measured on 8 more prompts how
       often a child of each rank is accepted; trees is best_first, and above temperature 0 both;
-      skipped_layers searches which sublayers the target's own drafts leave out.
-    temperature: of the distribution; more than 0 for sequoia.
-    batch: prompts decoded together, for which the choice is made.
-    decode: how many fixed trees of a head each method decodes, the most promising ones; each is
-      compiled; in Python, None decodes all. A tree that changes in each round is decoded as well.
+      skipped_layers searches which sublayers the target can skip when it drafts for itself.
+    temperature: of the distribution; above 0 for sequoia.
+    batch: prompts decoded together; the choice is for this batch.
+    decode: how many fixed trees of a head each method compiles and decodes, the most promising
+      first; in Python, None decodes all. A dynamic tree is decoded as well.
     tries: how many sets of sublayers skipped_layers tries.
   """
 
@@ -89,18 +89,19 @@ class BenchServe:
   """How requests arrive, and what they ask.
 
   Attributes:
-    url: of a server that speaks OpenAI's protocol.
-    key: the key that it asks for.
-    model: what the server calls it; by default the first that it names.
+    url: address of a server that speaks OpenAI's protocol.
+    key: the key that the server requires.
+    model: the server's name for the model; by default the first that it lists.
     prompts: JSONL with `question`, `prompt` or `turns`; by default our own questions.
-    rates: requests a second, one run each.
-    clients: instead of rates, how many ask at a time, each again once it is answered; one run each.
-    requests: of each run.
+    rates: requests per second, with a run for each rate.
+    clients: instead of rates, numbers of clients, with a run for each; a client sends its next
+      request when the last one is answered.
+    requests: number of requests in a run.
     max_new_tokens: budget of an answer.
     temperature: 0 is greedy.
     seed: of the arrivals, and of the answers' noise.
-    first: the most seconds before a good answer begins.
-    between: the most seconds per token of a good answer.
+    first: a good answer begins within this many seconds.
+    between: a good answer takes at most this many seconds per token.
     seconds: time limit of an answer.
   """
 

@@ -50,7 +50,7 @@ class Gemma4AssistantConfig:
 
 @functools.cache
 def gemma4_assistant(target: LayeredTarget, config: Gemma4AssistantConfig) -> TargetRows:
-  """Small layers that read the target's last keys and values of each kind, and make none.
+  """Small layers that read the target's last keys and values of each kind and have none.
 
   Google 2026, the assistants of Gemma 4, as in transformers' `gemma4_assistant`. The embedding of
   a token and the state before it are joined and made E' wide; behind the layers, whose weights are

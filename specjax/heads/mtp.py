@@ -60,7 +60,7 @@ class MTPModule(nn.Module):
 
 @functools.cache
 def mtp(target: LayeredTarget, config: MTPConfig) -> Attending:
-  """A layer on the last state and the token after it, each behind a norm of its own.
+  """A layer on the last state and the token after it, each after a norm of its own.
 
   DeepSeek-AI 2024, DeepSeek-V3 (arXiv 2412.19437, section 2.2), where module d predicts depth d and
   is trained with the model. Published models carry one module, which vLLM and SGLang use again on

@@ -63,7 +63,7 @@ class PARDModel(nn.Module):
 
 @functools.cache
 def pard(target: LayeredTarget, config: PARDConfig) -> MaskedBlock:
-  """A draft model that says D tokens in one pass: the root and D - 1 masks in a row after it.
+  """A draft model that guesses D tokens in one pass: the root and D - 1 masks after it.
 
   An et al. 2025 (arXiv 2504.18583). The model reads tokens alone, none of the target's states, and
   one mask stands at every depth. A mask sees the text but for its first token, the root, and the

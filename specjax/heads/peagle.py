@@ -100,7 +100,7 @@ class PEagleLayers(nn.Module):
 
 @functools.cache
 def peagle(target: LayeredTarget, config: PEagleConfig) -> MaskedBlock:
-  """EAGLE-3's network that says D tokens in one pass: the root's row, and D - 1 masks after it.
+  """EAGLE-3's network, which guesses D tokens in one pass: the root and D - 1 masks after it.
 
   Hui et al. 2026 (arXiv 2602.01469). The text's rows are EAGLE-3's: several states of the target
   and the token after them. A mask has the embedding of one token and, in place of the target's

@@ -147,7 +147,7 @@ def reading(lm: Target) -> Target:
 
 @functools.cache
 def common_tokens(lm: Target, vocab_size: int) -> Target:
-  """A draft model of another vocabulary says the tokens that the target has, too.
+  """A draft model of another vocabulary drafts the tokens that the target has, too.
 
   Timor et al. 2025 (arXiv 2502.05202, algorithm 4, token-level intersection). Its distribution
   over the tokens that both have, renormalised, is one over the target's tokens: whatever is drawn

@@ -88,7 +88,7 @@ def _run_if(ran: Array, function: Callable, *arguments: Array) -> Any:
 
 @functools.cache
 def sorted_exits(model: Target, least: float = 0.5, every: int = 2) -> Target:
-  """The first exit that gives some token a probability of `least` says the token.
+  """Takes the token of the first exit whose highest probability is at least `least`.
 
   S2D (Kavehzadeh et al. 2024, arXiv 2407.01955), for models whose exits were trained, see
   `train.draft_model --exit-every`. One such model drafts for several targets, each with a `least`

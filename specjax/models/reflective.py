@@ -32,7 +32,7 @@ def _mixed(both: Evaluation, second: Array, weight: float) -> Evaluation:
 
 @functools.cache
 def reflective(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> Target:
-  """A second reading of each token, after a prompt to reflect, counts in part.
+  """Mixes in a second reading of each token, after a prompt to reflect.
 
   The method is that of arXiv 2505.18629, whose weight is 0.3. It is LOSSY where the distribution of
   `target` is wanted. It has a distribution of its own, for which every drafter, every verifier and

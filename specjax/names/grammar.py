@@ -249,7 +249,9 @@ def decorations(part: Part, tables: Mapping[str, Mapping[str, Any]]) -> dict[str
       names = ", ".join(name for table in tables.values() for name in table) or "none"
       raise ValueError(f"{part.name}/{one.name}: after {part.name}/ may follow {names}.")
     if kind in found:
-      raise ValueError(f"{part.name}/{one.name}: there is a {kind} already, {found[kind].name}.")
+      raise ValueError(
+        f"{part.name}/{one.name}: `{kind}` must be given once, and {found[kind].name} is one."
+      )
     found[kind] = one
   return found
 

@@ -203,7 +203,7 @@ class Model:
     else:
       ids = list(checks.sequence("prompt", prompt, "text or a list of token ids"))
     if not ids:
-      raise ValueError("prompt is empty: it needs one token at least.")
+      raise ValueError("prompt is empty: it must have at least one token.")
     return checks.ids("prompt", ids, self.config.vocab_size)
 
   def chat(self, question: str | Turns, /, **values: Any) -> list[int]:
@@ -266,7 +266,7 @@ def resolve(name: str, revision: str | None = None) -> pathlib.Path:
     return hub.snapshot(name, revision)
   known = ", ".join(sorted(p.parent.name for p in ZOO.glob("*/config.json")) + list(hub.MODELS))
   raise ValueError(
-    f"{checks.shown(name)} is no directory with a config.json, no GGUF file, nor in the zoo "
+    f"{checks.shown(name)} is no directory with a config.json, no GGUF file, and no known model "
     f"({known})."
   )
 
@@ -302,7 +302,7 @@ def companion(model: Model, part: str, trainer: str, kind: str = "") -> str:
 def _template(model: Model, given: str) -> ChatTemplate:
   """The template that is named, with the model's own first and last token."""
   if model.tokenizer is None:
-    raise ValueError(f"`template` needs a tokenizer, which {model.name} has not, got {given!r}.")
+    raise ValueError(f"`template` needs a tokenizer, which {model.name} lacks, got {given!r}.")
   bos, eos = (
     model.tokenizer.inner.id_to_token(ids[0]) or "" if ids else ""
     for ids in (model.start, model.stop)

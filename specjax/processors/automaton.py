@@ -127,7 +127,7 @@ def constraint() -> Processor:
 
 @functools.cache
 def stop_text() -> Processor:
-  """Ends a text with the token that completes one of some words.
+  """Ends a text at the token that completes one of the given words.
 
   See `text.of_stop_words`.
 

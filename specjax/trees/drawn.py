@@ -73,7 +73,7 @@ class Drawn(Static):
 
 @dataclasses.dataclass(frozen=True)
 class IID(Drawn):
-  """Children are drawn alike and may repeat: the tree of SpecInfer.
+  """Children are drawn independently and may repeat: the tree of SpecInfer.
 
   Miao et al. 2023 (arXiv 2305.09781). It was measured as `iid-2-2-1` at T = 0.8.
 
@@ -89,7 +89,7 @@ class IID(Drawn):
 
 @dataclasses.dataclass(frozen=True)
 class WithoutReplacement(Drawn):
-  """Children are drawn and differ: RSD-C and Sequoia.
+  """Children are drawn without replacement: RSD-C and Sequoia.
 
   Jeon et al. 2024 (arXiv 2402.14160); Chen et al. 2024 (arXiv 2402.12374), whose trees `specjax
   tune --drafters eagle --method sequoia` finds. It was measured as `without_replacement-2-2-1` at T
@@ -108,7 +108,7 @@ class WithoutReplacement(Drawn):
 
 @dataclasses.dataclass(frozen=True)
 class Mixed(Drawn):
-  """The likeliest tokens, and one child that is drawn from what they leave.
+  """The likeliest tokens, and one child that is drawn from all others.
 
   This is greedy drafting (Hu et al. 2025, arXiv 2502.18779).
 

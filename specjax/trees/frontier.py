@@ -158,7 +158,7 @@ class StochasticBeam:
 
 @dataclasses.dataclass(frozen=True)
 class DySpec:
-  """The drawn nodes likeliest to be reached, at any level.
+  """The drawn nodes most likely to be reached, at any level.
 
   Xiong et al. 2025 (arXiv 2410.11744, section 4.2). A node's next child is worth the estimated
   chance that the node is reached and all elder siblings of the child are refused: q of the path

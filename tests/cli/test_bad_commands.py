@@ -172,7 +172,7 @@ DENOISE = [
    "`policy` must be one of random, confidence, margin .. got 'medusa'."),
   ("--prompt Ann --policy threshold/oracle",
    "policy/oracle: after policy/ may follow fixed, adaptive, none, dual, vicinity,"),
-  ("--prompt Ann --policy threshold/dual/free", "policy/free: there is a cache already, dual"),
+  ("--prompt Ann --policy threshold/dual/free", "`cache` must be given once, and dual is one"),
   ("--prompt Ann --policy threshold-0.9-1", "threshold takes least=0.9"),
   ("--prompt Ann --policy confidence-0.5", "`slots` must be a whole number, got 0.5."),
   (f"--prompt Ann --policy confidence-{HUGE}", "`slots` must be below 2**31, got 1099511627776."),

@@ -362,7 +362,7 @@ def test_a_tree_changes_no_token(ids_model, medusa_head, write, run, tmp_path, r
     ("dynamic-9,depth=3,beam=3", "tree is 3 deep: the head guesses 2"),
     (
       "dynamic-6,depth=2,beam=3/beam-6,depth=2,width=3",
-      "medusa/beam: there is a tree already, dynamic",
+      "medusa/beam: `tree` must be given once, and dynamic is one",
     ),
   ],
 )

@@ -209,7 +209,7 @@ def test_a_new_request_begins_with_what_was_usual():
 
 @pytest.mark.parametrize(("name", "words"), [
   ("auto[prompt_lookup-4]", "without a number"), ("auto[auto]", "another drafter"),
-  ("auto+prompt_lookup", "is joined to no other"), ("auto-1", "between 2 and 4096 nodes"),
+  ("auto+prompt_lookup", "do not join it to another"), ("auto-1", "between 2 and 4096 nodes"),
   ("auto[swift]", "writes its state while it drafts"), ("auto[jacobi]", "depends on its size"),
   ("auto[layerskip]", "it draws its tokens, or has"), ("auto[none]", "takes no number"),
 ])  # fmt: skip

@@ -100,4 +100,13 @@ def report(directory: pathlib.Path, figures: dict[str, Any]) -> None:
   for name, value in figures.items():
     nested = isinstance(value, list) and value and isinstance(value[0], list)
     for i, row in enumerate(value if nested else [value], 1):
-      print(f"{name}{f' {i}' if nested else ''}: {json.dumps(row)}")
+      print(f"{name.replace('_', ' ')}{f' {i}' if nested else ''}: {_shown(row)}")
+
+
+def _shown(figure: Any) -> str:
+  """A figure of a report in one line: a dict as `4: 1.5, 8: 1.8`, a list of rates in columns."""
+  if isinstance(figure, dict):
+    return ", ".join(f"{key}: {value}" for key, value in figure.items())
+  if isinstance(figure, list):
+    return " ".join(f"{x:6.4f}" if isinstance(x, float) else str(x) for x in figure)
+  return str(figure)

@@ -55,7 +55,7 @@ def _about(denoiser: Denoiser, window: int, before: int, after: int, ahead: int 
 
 @functools.cache
 def dual(denoiser: Denoiser, window: int) -> CanvasCache:
-  """LOSSY: passes read the block; all else is read where a block begins.
+  """LOSSY: passes read only the block; the rest is read where a block begins.
 
   Wu et al. 2025 (arXiv 2505.22618, section 3.1). A shifted denoiser reads the slot before, too.
 
@@ -93,7 +93,7 @@ def vicinity(
 
 @functools.cache
 def sliding(denoiser: Denoiser, window: int, ahead: int = 64, every: int = 32) -> CanvasCache:
-  """LOSSY: a window about the block is read and seen.
+  """LOSSY: passes read and see only a window around the block.
 
   Window-Diffusion (2026, arXiv 2601.20332). There the slots read again are the first masked ones
   and what was filled since the last full pass; here they are the block and as many before it.

@@ -225,7 +225,7 @@ class EntropyBound(NamedTuple):
 
 @functools.cache
 def entropy_bound() -> Policy:
-  """LOSSY: commits slots by rising entropy while those before them hold few nats.
+  """LOSSY: commits slots by rising entropy while the entropies before them sum to little.
 
   EB-Sampler (Ben-Hamu et al. 2025, arXiv 2505.24857): the sum, less its largest term, bounds the
   mutual information of what is committed together.

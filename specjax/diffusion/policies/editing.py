@@ -42,7 +42,7 @@ class After(NamedTuple):
 
 @functools.cache
 def edit(base: Policy) -> Policy:
-  """LOSSY: a committed token gives way to a likelier one, in passes after the last commit too.
+  """LOSSY: replaces committed tokens by likelier ones, in passes after the last commit, too.
 
   LLaDA2.1 (2026), whose program has two thresholds: one for masked slots, which is the policy that
   goes first, and one for tokens that the block has already. A block is left after a pass that

@@ -66,7 +66,7 @@ def runs(left: Array, token: Array, confidence: Array, least: Array) -> Array:
 
 @functools.cache
 def r2(base: Policy) -> Policy:
-  """LOSSY: adds sure clusters of three, one slot of each run, and tokens that stay.
+  """LOSSY: adds confident clusters of three, one slot of each run, and stable tokens.
 
   R2-dLLM (2026, arXiv 2604.18995), its three rules one after the other on what is left. Where the
   policy that goes first names no open slot, its best one is committed before them.

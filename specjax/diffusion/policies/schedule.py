@@ -69,7 +69,7 @@ class Clock(NamedTuple):
 
 @functools.cache
 def timesteps(base: Policy) -> Policy:
-  """LOSSY: adds slots by the best scores, as many as a falling noise level lets go.
+  """LOSSY: adds slots by the best scores, as many as a falling noise level asks for.
 
   Dream (Ye et al. 2025, arXiv 2508.15487): of m masked slots, the step from time t to s commits
   floor(m (1 - s / t)), the times going evenly from 1 to eps; the last step commits all. Steps that
@@ -113,7 +113,7 @@ class Times(NamedTuple):
 
 @functools.cache
 def origin() -> Policy:
-  """LOSSY: commits each slot by itself, as the noise level lets it go.
+  """LOSSY: commits each slot independently, with the probability of the noise level.
 
   Dream's `origin` (Ye et al. 2025, arXiv 2508.15487): in the step from time t to s each masked slot
   is committed with probability 1 - s / t, the times going evenly from 1 to eps; in the last step

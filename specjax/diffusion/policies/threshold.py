@@ -142,7 +142,7 @@ class Exploration(NamedTuple):
 
 @functools.cache
 def explore() -> Policy:
-  """LOSSY: a threshold, a stricter one past the block, and in lean rounds the most entropy.
+  """LOSSY: a threshold, a stricter one after the block, and the most entropy if few slots pass.
 
   Our approximation of explore-then-exploit ("From Bits to Rounds", 2025, arXiv 2511.21103), of
   which neither code nor settings are public: it commits past the block and where a commit tells

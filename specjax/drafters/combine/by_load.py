@@ -100,7 +100,7 @@ class Chooser:
 
 @functools.cache
 def by_load(*drafters: Drafter) -> Drafter:
-  """For a few rounds the draft, of several sizes or none, that promises most tokens a second.
+  """Chooses, every few rounds, the size of a draft that promises most tokens per second.
 
   The chance of each node is estimated for each row from what was accepted before, as DSpark's
   scheduler does with the confidences of its head (arXiv 2607.05147); that they come from rounds,

@@ -17,7 +17,7 @@ from specjax.trees.structure import chain, find_chain, gather
 
 @functools.cache
 def jacobi(nodes: int = 8) -> Drafter:
-  """A chain of the target's argmaxes after each of its guesses, a pass ago.
+  """A chain of the target's argmaxes after each guess of the previous pass.
 
   This is greedy Jacobi decoding (Santilli et al. 2023, arXiv 2305.10427). After a pass the guesses
   move by the tokens that were committed; where no pass has looked yet, the argmax after the last

@@ -102,7 +102,7 @@ def shape_of(level: int, window: int, guesses: int) -> LookaheadShape:
 
 @functools.cache
 def lookahead(level: int = 5, window: int = 7, guesses: int = 7, seeded: bool = True) -> Drafter:
-  """Guesses with n-grams that the target itself said while it looked ahead.
+  """Guesses with n-grams that the target itself generated while it looked ahead.
 
   This is lookahead decoding (Fu et al. 2024, arXiv 2402.02057). The window is a tree: row 0 is a
   chain, and the guess of a row hangs below that of the same column in the row before. So its nodes

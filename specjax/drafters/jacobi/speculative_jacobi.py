@@ -51,7 +51,7 @@ def coupled(tokens: Array, log_q: Array, log_p: Array) -> Array:
 
 @functools.cache
 def speculative_jacobi(target: Target, nodes: int = 8) -> Drafter:
-  """A chain drawn as the target's last pass has it, and kept where it can be.
+  """A chain drawn from the target's last pass, with draws kept where they can be.
 
   This is speculative Jacobi decoding (Teng et al. 2024, arXiv 2410.01699). Behind a refused guess
   the others are not drawn anew: with q the distribution a guess came from and p the one that the

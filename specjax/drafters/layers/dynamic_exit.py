@@ -71,7 +71,7 @@ def expected_tokens_per_layer(rate: Array, exits: Array, layers: int, depth: int
 
 @functools.cache
 def dynamic_exit(target: LayeredTarget, nodes: int = 8, every: int = 2) -> Drafter:
-  """As LayerSkip, with the exit and the length that should give most for their layers.
+  """LayerSkip with the exit and the length that promise most tokens for their layers.
 
   This is DEL (Entezari Zarch et al. 2025, arXiv 2504.05598). Shadow tokens tell what every exit
   would have drafted: the head reads its state at each verified node, up to the first node that the

@@ -35,7 +35,7 @@ class SelfSpeculativeState(NamedTuple):
 
 @functools.cache
 def self_speculative(target: LayeredTarget, nodes: int = 8, least: float = 0.8) -> Drafter:
-  """Drafts with the target, but for attentions and MLPs it can spare.
+  """Drafts with the target without some of its attentions and MLPs.
 
   This is the self-speculative decoding of Draft & Verify (Zhang et al. 2023, arXiv 2309.08168). The
   weights are bool[L, 2], whether the attention and the MLP of each layer run, as

@@ -85,7 +85,7 @@ def another(run: Array, noise: Array, count: int, afresh: Array) -> Array:
 
 @functools.cache
 def swift(target: LayeredTarget, nodes: int = 8, window: int = 32, skip: float = 0.45) -> Drafter:
-  """Drafts with the target's layers but for a set that it searches while it decodes.
+  """Drafts without a set of the target's layers, which it searches while it decodes.
 
   This is SWIFT (Xia et al. 2024, arXiv 2410.06916), with a chain in place of its tree. In each
   round of the search one other set is tried: a random one, or the best one with two of its

@@ -53,7 +53,7 @@ def shortened(tokens: Array, length: Array, chunks: int, size: int) -> Context:
 
 
 def rapid(drafter: Drafter, chunks: int = 8, size: int = 512) -> Drafter:
-  """The draft model reads chunks of a long prompt: those that matter for its end.
+  """The draft model reads only those chunks of a long prompt that matter for its end.
 
   RAPID (Chen et al. 2025, arXiv 2502.20330) without its rule, which is `transfer`: under any other
   verifier nothing changes but the speed. The chunks are chosen once per request, on the device. The

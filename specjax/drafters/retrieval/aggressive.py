@@ -51,7 +51,7 @@ def realigned(source: Array, length: Array, recent: Array) -> Array:
 
 @functools.cache
 def aggressive(nodes: int = 32) -> Drafter:
-  """Copies a source, or the prompt, and finds its place after a refusal.
+  """Copies a source, or the prompt, and finds its place after a rejection.
 
   Input-guided aggressive decoding (Ge et al. 2022, arXiv 2205.10350), for corrections and edits.
   The weights are the source, i32[S], copied from its first token on; or (), and then it is the

@@ -20,7 +20,7 @@ from specjax.sampling import NoiseSource, Settings
 
 @functools.cache
 def forced(tokens: Callable[..., np.ndarray], nodes: int = 8) -> Drafter:
-  """The tokens with which every text of a grammar goes on.
+  """The next tokens, where a grammar allows no others.
 
   Only what every continuation shares is drafted: a last token that could be a part of a longer one
   is left out, as in the fast-forward tokens of llguidance. Its weights are u8[G], the grammar, see

@@ -58,7 +58,7 @@ def expected(tokens: Array, end: Array, matched: Array, draft: Draft) -> Array:
 def prompt_lookup(
   nodes: int = 8, longest: int = 3, shortest: int = 1, per_match: int = 0, branches: int = 1
 ) -> Drafter:
-  """Copies what followed the last tokens where they last stood.
+  """Copies what followed the newest tokens where they last occurred.
 
   That is behind their longest, then latest, earlier occurrence.
 

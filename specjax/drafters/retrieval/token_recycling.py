@@ -121,7 +121,7 @@ def token_recycling(
   kept: bool = False,
   tree: Static | None = None,
 ) -> Drafter:
-  """A tree of the tokens that the target last found likeliest after each.
+  """A tree of the tokens that the target last found likeliest after each token.
 
   This is Token Recycling (Luo et al. 2024, arXiv 2408.08696). The memory belongs to one text and
   takes V * R * 4 bytes per row, 1.6 MB for 49152 tokens and 8 ranks. It holds the logits of the

@@ -13,7 +13,7 @@ from specjax.models.caches.packed import packed
 
 @functools.cache
 def mustafar(sparsity: float = 0.7, recent: int = 32) -> CacheKind:
-  """LOSSY: of every key and value vector of a head only the largest entries are kept.
+  """LOSSY: keeps only the largest entries of every key and value vector.
 
   Joo et al. 2025, arXiv 2505.22913. Each vector becomes a bitmap and its (1 - sparsity) C entries
   of largest magnitude. Rows are packed 32 at a time, so that 32 to 63 of the newest are whole.

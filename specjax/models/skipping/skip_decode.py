@@ -10,7 +10,7 @@ from specjax.models.skipping.base import Skipping
 
 @functools.cache
 def skip_decode(layers: int, least: int = 6, span: int = 128, first: int = 1) -> Skipping:
-  """LOSSY: the number of layers falls with the place in the answer.
+  """LOSSY: a token is read by fewer layers the later it stands in the answer.
 
   Del Corro et al. 2023, arXiv 2307.02628. Token t of an answer is read by a(t) = round(L - (L -
   least) min(t / span, 1)) layers: the first ones, and the last a(t) - first. It was published for

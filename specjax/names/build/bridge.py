@@ -21,7 +21,9 @@ THIN = 0.25  # of the smaller vocabulary
 
 def _vocabulary(model: Model) -> bridge.Vocabulary:
   if model.tokenizer is None:
-    raise ValueError(f"{model.name} must have a tokenizer, to be one end of a bridge.")
+    raise ValueError(
+      f"{model.name} must have a tokenizer, since the draft model's vocabulary is another."
+    )
   return bridge.Vocabulary(model.tokenizer, model.config.vocab_size, model.start, model.stop)
 
 
@@ -32,7 +34,7 @@ def _spelling(model: Model, small: Model) -> bridge.Spelling:
   found = bridge.spelling(ours, theirs)
   least, common = min(ours.size, theirs.size), len(found.ours)
   if not common:
-    raise ValueError(f"{small.name} must have a token of {model.name}'s, got none.")
+    raise ValueError(f"{small.name} must share tokens with {model.name}, got none that both have.")
   if common < THIN * least:
     print(
       f"{small.name} has {common} of {model.name}'s {ours.size} tokens, which is few: it may draft "

@@ -169,8 +169,8 @@ def _policy(model: Model, given: Any, batch: int) -> tuple[str, Policy, Params]:
   if first.name in GUIDED:
     if added:
       raise ValueError(
-        f"`policy` must have nothing with + after {first.name}, which commits from left to right "
-        f"what its model approves, got {given!r}."
+        f"`policy` must have no addition with + after {first.name}, which commits from left to "
+        f"right what its model approves, got {given!r}."
       )
     guide = load_small(model, first)
     fixed, own = (guide.target, model.mask), {"model": guide.params}
@@ -183,8 +183,8 @@ def _policy(model: Model, given: Any, batch: int) -> tuple[str, Policy, Params]:
     builder = grammar.look_up("policy", part, ADDED)
     if policy.rounds is not None and builder is not ADDED["settled"]:
       raise ValueError(
-        f"`policy` must have nothing but settled with + after {policy.name}, which may change its "
-        f"mind, got {part.name!r}."
+        f"`policy` must have no addition but settled after {policy.name}, which may replace "
+        f"committed tokens, got {part.name!r}."
       )
     ends = tokens_of(model, part, batch)
     label, policy, params = _make("policy", part, builder, batch, policy, base=params, **ends)

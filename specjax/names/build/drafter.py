@@ -241,14 +241,14 @@ def _auto(model: Model, part: Part, tree: Any, draft_length: Any, joined: bool) 
   refuse(part.name, tree, draft_length)
   spec.decorations(part, {})
   if joined:
-    raise ValueError("drafter='auto': it chooses for the whole round, and is joined to no other.")
+    raise ValueError("drafter='auto': it chooses for the whole round; do not join it to another.")
   name, arguments = bind(part)
   if part.text is None:
     inner = Part("eagle3" if is_companion(model, "eagle3") else "prompt_lookup")
   else:
     inner = spec.parse_one("drafter", part.text)
   if inner.numbers or inner.name == part.name:
-    raise ValueError(f"drafter={name!r}: what it drafts with is another drafter, without a number.")
+    raise ValueError(f"drafter={name!r}: its brackets must hold another drafter, without a number.")
   nodes = arguments.get("nodes", DEFAULT_NODES)
   sizes = [*itertools.takewhile(nodes.__gt__, (2 << i for i in itertools.count())), nodes]
   built = [_single(model, inner._replace(numbers=(size,))) for size in sizes]

@@ -275,7 +275,7 @@ def test_a_bridge_is_chosen_where_one_is_needed(monkeypatch, capsys):
     ("draft_model[other]/by_text/static-2-1", "by_text drafts one chain of one model"),
     ("draft_model[other]/by_text/constant-2", "by_text drafts one chain of one model"),
     ("draft_model[other]/trimmed-9[x.jsonl]", "trimmed must be left out for a model with another"),
-    ("draft_model[other]/by_text/common_tokens", "there is a bridge already, by_text"),
+    ("draft_model[other]/by_text/common_tokens", "`bridge` must be given once, and by_text is one"),
     ("draft_model[other]/by_text-3", "by_text takes no number"),
   ],
 )
