@@ -14,7 +14,7 @@ from specjax.eval.options import Numbers, Optional, Words
 Dtype = Literal["float32", "bfloat16", "float16"]
 Weights = Literal["float", "bfloat16", "int8", "int4", "native"]
 Activations = Literal["float", "int8"]
-Select = Literal["likelihood", "mbr", "first_finish"]
+Select = Literal["likelihood", "mbr", "vote", "first_finish"]
 
 group = tyro.conf.configure(tyro.conf.OmitArgPrefixes)
 
@@ -112,7 +112,9 @@ class Generate:
     cache: how the text is kept, such as int8 or keyformer-0.6; all but dense are LOSSY.
     best_of: samples of each prompt, of which one is shown.
     select: which sample: the likeliest per token, which is the default; mbr, the one that agrees
-      most with the others; or the first to end, which needs --batch of as many.
+      most with the others; vote, one with the answer that most have; or the first to end, which
+      needs --batch of as many.
+    hedged: the first of these samples is the greedy text.
   """
 
   drafter: str = "none"
@@ -124,6 +126,7 @@ class Generate:
   stop_words: Words = ()
   best_of: int = 1
   select: Annotated[Select | None, options.SAID] = None
+  hedged: bool = False
   prompt: Prompt = Prompt()
   sampling: Sampling = Sampling()
   model: Model = Model()

@@ -107,6 +107,8 @@ def run_generate(args: Generate) -> None:
     return
   if args.select is not None:
     raise ValueError(f"--select {args.select} goes with --best-of.")
+  if args.hedged:
+    raise ValueError("--hedged goes with --best-of.")
   if len(items) == 1 and not args.prompt.json and model.skipping is None:
     _stream(decoder, items[0], args.prompt.max_new_tokens)
     return
@@ -120,7 +122,13 @@ def _run_best_of(args: Generate, items: Sequence[prompts.Item], decoder: Decoder
   n, select = args.best_of, args.select or "likelihood"
   for i, item in enumerate(items):
     (best,) = best_of(
-      decoder, [item.ids], n, args.prompt.max_new_tokens, select=select, first=n * i
+      decoder,
+      [item.ids],
+      n,
+      args.prompt.max_new_tokens,
+      select=select,
+      hedged=args.hedged,
+      first=n * i,
     )
     more = {"select": select, "chosen": best.chosen, "samples": [r.text for r in best.samples],
             "scores": [x if x > -math.inf else None for x in best.scores]}  # fmt: skip
