@@ -133,6 +133,24 @@ class Generate:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Search:
+  """Write by a search, or by two models, in place of one loop of drafts.
+
+  Attributes:
+    name: such as beam_search-4,groups=2, adadec-0.9, cntp-8, by_bytes, navigated-20,
+      switching-1.0[SMALL MODEL] or superposed-3[FILE.npz]; `specjax list searches` shows all.
+    temperature: of those that sample; by default their own.
+    seed: seed of the sampling noise.
+  """
+
+  name: tyro.conf.Positional[str]
+  temperature: Annotated[float | None, options.SAID] = None
+  seed: int = 0
+  prompt: Prompt = Prompt()
+  model: Model = Model()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Chat:
   """Talk with a model that has a chat template, line by line; /help lists what else can be typed.
 

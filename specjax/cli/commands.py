@@ -19,7 +19,7 @@ from rich.table import Table
 
 from specjax import checks, serving
 from specjax.checkpoints import hub, templates
-from specjax.cli import terminal
+from specjax.cli import search, terminal
 from specjax.cli.arguments import (
   Bench,
   BenchServe,
@@ -33,6 +33,7 @@ from specjax.cli.arguments import (
   Memory,
   Prompt,
   Sampling,
+  Search,
   Serve,
   Tune,
 )
@@ -134,6 +135,12 @@ def _run_best_of(args: Generate, items: Sequence[prompts.Item], decoder: Decoder
             "scores": [x if x > -math.inf else None for x in best.scores]}  # fmt: skip
     summary = f"sample {best.chosen + 1} of {n} by {select}, {best.result.emitted} tokens"
     _print(args.prompt, item, best.result, more, f"{summary}, {decoder.label}")
+
+
+def run_search(args: Search) -> None:
+  model = load_model(args.model, True)
+  model = dataclasses.replace(model, stop=(*model.stop, *args.prompt.stop))
+  search.show(args, model, _items(args.prompt, model))
 
 
 def run_chat(args: Chat) -> None:
@@ -268,7 +275,8 @@ def _measure(args: Bench | BenchServe | Tune | Memory) -> None:
 
 
 COMMANDS: dict[type, Callable] = {
-  Generate: run_generate, Chat: run_chat, Serve: run_serve, Denoise: run_denoise,
+  Generate: run_generate, Search: run_search, Chat: run_chat, Serve: run_serve,
+  Denoise: run_denoise,
   Bench: _measure, BenchServe: _measure, Tune: _measure, Memory: _measure,
   Convert: run_convert, Corpus: run_corpus, List: run_list, Info: run_info,
 }  # fmt: skip
