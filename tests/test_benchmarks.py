@@ -121,6 +121,15 @@ ERRORS = [
     "`max_new_tokens` must be between 1 and 2147483647, got 0.",
   ),
   (
+    "benchmarks/quality/by_bytes.py",
+    "`prompts` must be a file or dataset of questions with answers, such as GSM8K's, got None.",
+  ),
+  (
+    "benchmarks/quality/by_bytes.py --covers 0",
+    "`covers` must be between 1 and 2147483647, got 0.",
+  ),
+  ("benchmarks/quality/navigation.py --each 0", "`each` must be between 1 and 2147483647, got 0."),
+  (
     "benchmarks/quality/denoisers.py",
     "`prompts` must be a file or dataset of questions with answers, such as GSM8K's, got None.",
   ),

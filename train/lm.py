@@ -8,14 +8,14 @@ command again continues a run that was killed.
 """
 
 import dataclasses
-import functools
 import sys
+from typing import Any
 
 import jax.numpy as jnp
 import optax
 from jax import Array
 
-from specjax import distributed
+from specjax import checks, distributed
 from specjax.checkpoints import hf
 from specjax.data.chat import TEMPLATES
 from specjax.data.packing import PackedRows
@@ -23,13 +23,23 @@ from specjax.data.sources import numbered
 from specjax.data.tokenizer import END, Tokenizer, train_bpe
 from specjax.models.transformer import Transformer
 from specjax.names.load import Model, load
-from specjax.train.recipe import early_exits, forward, labels, losses, means, options, run, texts
+from specjax.train.recipe import (
+  early_exits,
+  forward,
+  labels,
+  losses,
+  means,
+  options,
+  run,
+  scheduled,
+  texts,
+)
 from specjax.train.recipe.config import Length, Network, Training
 from specjax.train.recipe.fit import batches, fit
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(texts.Config, early_exits.EarlyExits):
+class Config(texts.Config, early_exits.EarlyExits, scheduled.Scheduled):
   """A causal language model from text.
 
   Attributes:
@@ -53,9 +63,23 @@ def documents(text: texts.Text, config: Config, tokenizer: Tokenizer) -> list[te
   return [(ids, [True] * len(ids)) for ids in parts]
 
 
-def loss_fn(params, model: Transformer, rows: PackedRows) -> tuple[Array, dict[str, Array]]:
-  """Mean cross-entropy in nats over the trained tokens of rows [B, T]; the share guessed right."""
-  hidden = forward.read(model, params, rows).hidden
+def said(text: texts.Text, config: Config, tokenizer: Tokenizer) -> list[texts.Document]:
+  """The same documents, of which the tokens count that a model would say."""
+  if isinstance(text, str):
+    return documents(text, config, tokenizer)
+  return [TEMPLATES[config.template].encode(tokenizer, text)]
+
+
+def loss_fn(
+  params, model: Transformer, rows: PackedRows, read: Array | None = None
+) -> tuple[Array, dict[str, Array]]:
+  """Mean cross-entropy in nats over the trained tokens of rows [B, T]; the share guessed right.
+
+  Args:
+    read: i32[B, T], what the model reads in place of the rows' tokens.
+  """
+  context = rows if read is None else rows._replace(tokens=read)  # type: ignore[arg-type]  # traced
+  hidden = forward.read(model, params, context).hidden
   logits = jnp.asarray(model.apply(params, hidden[:, :-1], method="head"))
   nll = optax.softmax_cross_entropy_with_integer_labels(logits, rows.tokens[:, 1:])
   weight = jnp.asarray(rows.mask[:, 1:]).astype(jnp.float32)
@@ -88,12 +112,17 @@ def main(config: Config) -> None:
     out,
     lambda: model.tokenizer if model else train_bpe(texts.contents(records), config.vocab_size),
   )
-  parts = []
+  early = bool(config.layer_dropout or config.exit_loss)
+  if early and config.own_tokens:
+    checks.refuse("own_tokens", config.own_tokens, "0 with layer_dropout or exit_loss")
+  parts, spoken = [], []
   for i, record in enumerate(records):
     with numbered(i):
       parts += documents(record, config, tokenizer)
+      spoken += said(record, config, tokenizer) if config.own_tokens else []
   rows = labels.packed(labels.TRAIN, parts, config.length)
-  batch = batches(rows, config.training)
+  every: Any = scheduled.replaceable(rows, spoken, config.length) if spoken else rows
+  batch = batches(every, config.training)
   run.claim(out, config, rows, None if model is None else model.ingredients("start"))
   texts.keep_tokenizer(out, tokenizer)
 
@@ -103,18 +132,24 @@ def main(config: Config) -> None:
     network, params = model.config, model.params
   print(f"{rows.mask.sum() / 1e6:.2f}M tokens fill {len(rows.tokens)} rows.")
 
-  early = bool(config.layer_dropout or config.exit_loss)
-
   def loss(params, frozen, batch, key: Array):
-    rows, drawn = batch if early else (batch, None)
-    of_exits = functools.partial(early_exits.loss_of, drawn=drawn, options=config)
-    found = (of_exits if early else loss_fn)(params, Transformer(network), rows)
+    rows, drawn = batch if early or spoken else (batch, None)
+    made = Transformer(network)
+    if early:
+      found = early_exits.loss_of(params, made, rows, drawn, config)
+    elif spoken:
+      own = scheduled.read(made, params, rows, drawn, config.own_passes)
+      found = loss_fn(params, made, rows, own)
+    else:
+      found = loss_fn(params, made, rows)
     return means.over(rows.mask[:, 1:], found)
 
-  def drawn(rows: PackedRows, key: Array) -> tuple[PackedRows, early_exits.Drawn]:
+  def drawn(rows: Any, key: Array) -> tuple[PackedRows, early_exits.Drawn | scheduled.Drawn]:
+    if spoken:
+      return scheduled.draw(rows, key, config)
     return rows, early_exits.draw(key, network.layers, len(rows.tokens), config)
 
-  params = fit(loss, params, batch, config.training, out, draw=drawn if early else None)
+  params = fit(loss, params, batch, config.training, out, draw=drawn if early or spoken else None)
 
   template = None if all(isinstance(r, str) for r in records) else TEMPLATES[config.template]
   if distributed.first():

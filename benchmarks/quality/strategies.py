@@ -3,7 +3,8 @@ r"""How many questions a model answers rightly by each strategy of sampling and 
     python benchmarks/quality/strategies.py --prompts gsm8k_test.jsonl --model gsm8k-7m
 
 Each record has a `question` and an `answer` whose last number is the right one, as in GSM8K. A text
-is right where its last number is that number. Tokens are those of all samples and trials or, of a
+is right where its last number is that number; of lists:SEED:COUNT, where it answers the question.
+Tokens are those of all samples and trials or, of a
 search, of the text that it returns; seconds are those of all questions, after the first one has
 been decoded once to compile. A run that was ended goes on with the strategies that are left, and
 one that is started again with more of them adds these.
@@ -20,9 +21,12 @@ from typing import NamedTuple
 import specjax
 from specjax import checks, command_line, fingerprint
 from specjax.cli.arguments import Weights
-from specjax.data import resume
+from specjax.data import lists, resume
+from specjax.data.sources import open_source
 from specjax.eval import metrics, prompts, report, table
 from specjax.names.load import Model
+from specjax.search.adadec_threshold import learned_threshold
+from specjax.search.best_of import SELECT
 
 
 class Said(NamedTuple):
@@ -48,6 +52,8 @@ class Config(prompts.Questions):
   samples: int = 8  # of each question, for those that take one of several; at most, for cntp
   typical_p: float = 0.9
   threshold: float = 0.9  # nats, of adadec
+  learn: str | None = None  # questions with answers of which it is learned, in its place
+  learn_limit: int = 200  # of these
   beams: int = 4
   limit: int | None = 100
   out: str = "results/strategies"
@@ -58,9 +64,9 @@ def _decoded(decoder: specjax.Decoder, new: int, ids: Sequence[list[int]]) -> li
 
 
 def _best_of(
-  decoder: specjax.Decoder, n: int, new: int, select: str, ids: Sequence[list[int]]
+  decoder: specjax.Decoder, n: int, new: int, select: str, hedged: bool, ids: Sequence[list[int]]
 ) -> list[Said]:
-  every = specjax.search.best_of(decoder, ids, n, new, select=select)
+  every = specjax.search.best_of(decoder, ids, n, new, select=select, hedged=hedged)
   return [Said(best.result.text, sum(r.emitted for r in best.samples)) for best in every]
 
 
@@ -85,6 +91,22 @@ def _looking_ahead(
   return [Said(x.text, len(x.tokens)) for x in every]
 
 
+def learned(model: Model, config: Config) -> float:
+  """The threshold of adadec."""
+  if config.learn is None:
+    return config.threshold
+  if model.template is None or model.tokenizer is None:
+    checks.refuse("learn", config.learn, f"None for {model.name}, which has no chat template")
+  source, texts = open_source(config.learn), []
+  for record in (source[i] for i in range(min(config.learn_limit, len(source)))):
+    said = zip(("user", "assistant"), (record["question"], record["answer"]), strict=True)
+    turns = [{"role": role, "content": text} for role, text in said]
+    texts.append(model.template.encode(model.tokenizer, turns))
+  found = learned_threshold(model, texts)
+  print(f"adadec: {found}")
+  return found.nats
+
+
 def answerers(model: Model, config: Config) -> dict[str, Callable[[], Answer]]:
   """What makes each strategy, by its name."""
   new, n, T = config.max_new_tokens, config.samples, config.temperature
@@ -95,9 +117,9 @@ def answerers(model: Model, config: Config) -> dict[str, Callable[[], Answer]]:
   def plain(**settings) -> Answer:
     return functools.partial(_decoded, decoder(batch=config.batch, **settings), new)
 
-  def best(select: str) -> Answer:
+  def best(select: str, hedged: bool = False) -> Answer:
     rows = n if select == "first_finish" else config.batch  # which decodes a question alone
-    return functools.partial(_best_of, decoder(temperature=T, batch=rows), n, new, select)
+    return functools.partial(_best_of, decoder(temperature=T, batch=rows), n, new, select, hedged)
 
   def search(groups: int) -> Answer:
     return functools.partial(_searched, model, config.beams, groups, new)
@@ -107,17 +129,32 @@ def answerers(model: Model, config: Config) -> dict[str, Callable[[], Answer]]:
     "sample": functools.partial(plain, temperature=T),
     "typical": functools.partial(plain, temperature=T, typical_p=config.typical_p),
     "momentum": functools.partial(plain, processors=["momentum"]),
-    **{select: functools.partial(best, select) for select in ("likelihood", "mbr", "first_finish")},
-    "adadec": lambda: functools.partial(_looking_ahead, model, config.threshold, new),
+    **{select: functools.partial(best, select) for select in SELECT},
+    **{f"hedged_{select}": functools.partial(best, select, True) for select in ("vote", "mbr")},
+    "adadec": lambda: functools.partial(_looking_ahead, model, learned(model, config), new),
     "cntp": lambda: functools.partial(_cautious, model, T, n, new),
     "beam": functools.partial(search, 1),
     "diverse_beam": functools.partial(search, config.beams),
   }
 
 
+def asked(model: Model, config: Config) -> tuple[list[list[int]], list[Callable[[str], bool]]]:
+  """(ids of each question, what says whether a text answers it)."""
+  if config.prompts and config.prompts.startswith("lists:"):
+    source, items = open_source(config.prompts), config.read(model)
+    texts = [source[i]["question"] for i in range(len(items))]
+    return [x.ids for x in items], [functools.partial(lists.is_right, text) for text in texts]
+  ids, right = config.with_numbers(model)
+  return ids, [functools.partial(_is_number, want) for want in right]
+
+
+def _is_number(want: str, text: str) -> bool:
+  return metrics.last_number(text) == want
+
+
 def main(config: Config) -> None:
   model = specjax.load(config.model, weights=config.weights)
-  ids, right = config.with_numbers(model)
+  ids, right = asked(model, config)
   known = answerers(model, config)
   chosen = [checks.choice("strategies", x, known) for x in config.strategies or known]
   out = report.directory(config.out)
@@ -131,13 +168,14 @@ def main(config: Config) -> None:
   file = out / "strategies.jsonl"
   cells = resume.kept(file)
   left = [name for name in chosen if name not in {cell["strategy"] for cell in cells}]
+  report.check(config, "learn_limit")
   for name in report.progress(left, "decoding"):
     answer = known[name]()
     answer(ids[:1])
     begin = time.perf_counter()
     said = answer(ids)
     seconds = time.perf_counter() - begin
-    good = [metrics.last_number(x.text) == want for x, want in zip(said, right, strict=True)]
+    good = [is_right(x.text) for x, is_right in zip(said, right, strict=True)]
     cells.append(
       {
         "strategy": name,

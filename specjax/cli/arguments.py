@@ -14,7 +14,7 @@ from specjax.eval.options import Numbers, Optional, Words
 Dtype = Literal["float32", "bfloat16", "float16"]
 Weights = Literal["float", "bfloat16", "int8", "int4", "native"]
 Activations = Literal["float", "int8"]
-Select = Literal["likelihood", "mbr", "first_finish"]
+Select = Literal["likelihood", "mbr", "vote", "first_finish"]
 
 group = tyro.conf.configure(tyro.conf.OmitArgPrefixes)
 
@@ -113,8 +113,9 @@ class Generate:
     cache: how keys and values are kept, such as int8 or keyformer-0.6; all but dense are LOSSY.
     best_of: number of samples for each prompt, of which one is shown.
     select: which sample to show: the one with the highest probability per token (the default);
-      mbr, the one that agrees most with the others; or the first to end, which needs a --batch of
-      the same size.
+      mbr, the one that agrees most with the others; vote, one with the most frequent answer; or the
+      first to end, which needs a --batch of the same size.
+    hedged: the first of these samples is the greedy text.
   """
 
   drafter: str = "none"
@@ -126,8 +127,27 @@ class Generate:
   stop_words: Words = ()
   best_of: int = 1
   select: Annotated[Select | None, options.SAID] = None
+  hedged: bool = False
   prompt: Prompt = Prompt()
   sampling: Sampling = Sampling()
+  model: Model = Model()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Search:
+  """Write by a search, or by two models, in place of one loop of drafts.
+
+  Attributes:
+    name: such as beam_search-4,groups=2, adadec-0.9, cntp-8, by_bytes, navigated-20,
+      switching-1.0[SMALL MODEL] or superposed-3[FILE.npz]; `specjax list searches` shows all.
+    temperature: of those that sample; by default their own.
+    seed: seed of the sampling noise.
+  """
+
+  name: tyro.conf.Positional[str]
+  temperature: Annotated[float | None, options.SAID] = None
+  seed: int = 0
+  prompt: Prompt = Prompt()
   model: Model = Model()
 
 

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from specjax import checks, serving
 from specjax.checkpoints import hub, templates
-from specjax.cli import terminal
+from specjax.cli import search, terminal
 from specjax.cli.arguments import (
   Bench,
   BenchServe,
@@ -33,6 +33,7 @@ from specjax.cli.arguments import (
   Memory,
   Prompt,
   Sampling,
+  Search,
   Serve,
   Tune,
 )
@@ -107,6 +108,8 @@ def run_generate(args: Generate) -> None:
     return
   if args.select is not None:
     raise ValueError(f"--select {args.select} goes with --best-of.")
+  if args.hedged:
+    raise ValueError("--hedged goes with --best-of.")
   if len(items) == 1 and not args.prompt.json and model.skipping is None:
     _stream(decoder, items[0], args.prompt.max_new_tokens)
     return
@@ -120,12 +123,24 @@ def _run_best_of(args: Generate, items: Sequence[prompts.Item], decoder: Decoder
   n, select = args.best_of, args.select or "likelihood"
   for i, item in enumerate(items):
     (best,) = best_of(
-      decoder, [item.ids], n, args.prompt.max_new_tokens, select=select, first=n * i
+      decoder,
+      [item.ids],
+      n,
+      args.prompt.max_new_tokens,
+      select=select,
+      hedged=args.hedged,
+      first=n * i,
     )
     more = {"select": select, "chosen": best.chosen, "samples": [r.text for r in best.samples],
             "scores": [x if x > -math.inf else None for x in best.scores]}  # fmt: skip
     summary = f"sample {best.chosen + 1} of {n} by {select}, {best.result.emitted} tokens"
     _print(args.prompt, item, best.result, more, f"{summary}, {decoder.label}")
+
+
+def run_search(args: Search) -> None:
+  model = load_model(args.model, True)
+  model = dataclasses.replace(model, stop=(*model.stop, *args.prompt.stop))
+  search.show(args, model, _items(args.prompt, model))
 
 
 def run_chat(args: Chat) -> None:
@@ -260,7 +275,8 @@ def _measure(args: Bench | BenchServe | Tune | Memory) -> None:
 
 
 COMMANDS: dict[type, Callable] = {
-  Generate: run_generate, Chat: run_chat, Serve: run_serve, Denoise: run_denoise,
+  Generate: run_generate, Search: run_search, Chat: run_chat, Serve: run_serve,
+  Denoise: run_denoise,
   Bench: _measure, BenchServe: _measure, Tune: _measure, Memory: _measure,
   Convert: run_convert, Corpus: run_corpus, List: run_list, Info: run_info,
 }  # fmt: skip

@@ -23,14 +23,15 @@ from specjax.cli.arguments import (
   Info,
   List,
   Memory,
+  Search,
   Serve,
   Tune,
 )
 
 COMMANDS = {
-  "generate": Generate, "chat": Chat, "serve": Serve, "denoise": Denoise, "bench": Bench,
-  "bench-serve": BenchServe, "tune": Tune, "memory": Memory, "convert": Convert, "corpus": Corpus,
-  "list": List, "info": Info,
+  "generate": Generate, "search": Search, "chat": Chat, "serve": Serve, "denoise": Denoise,
+  "bench": Bench, "bench-serve": BenchServe, "tune": Tune, "memory": Memory, "convert": Convert,
+  "corpus": Corpus, "list": List, "info": Info,
 }  # fmt: skip
 
 

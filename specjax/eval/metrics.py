@@ -5,12 +5,13 @@ mean of ratios, so that an answer weighs as much as its number of tokens.
 """
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from specjax.data.answers import last_number as last_number
 
 
 def block_efficiency(emitted, passes):
@@ -97,12 +98,6 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
   middle = (rate + weight / 2) / (1 + weight)
   half = z / (1 + weight) * math.sqrt(rate * (1 - rate) / trials + weight / trials / 4)
   return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def last_number(text: str) -> str | None:
-  """The last number of a text, without commas between its digits."""
-  found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
-  return found[-1].replace(",", "") if found else None
 
 
 def first_divergence(ids: Sequence[int], reference: Sequence[int]) -> int | None:

@@ -34,6 +34,9 @@ _SOURCE = re.compile(r"\d{4}\.\d{5}")
 _FIGURE = re.compile(r"^Measured: (.+) \((\w+)\)$", re.MULTILINE)
 _TRAIN = re.compile(r"^Train: (.+(?:\n.+)*)", re.MULTILINE)
 
+# Arguments of a search that options of the command set, and no name.
+SEARCH_OPTIONS = "max_new_tokens", "max_new_bytes", "temperature", "seed", "first"
+
 _CONFIG = Config(8, 8, 4, 1, 1, 8, 8)
 _SEES_BOTH = dataclasses.replace(_CONFIG, causal=False)
 _TARGET = target(_CONFIG)
@@ -150,8 +153,11 @@ def parts() -> dict[str, list[Row]]:
 
 def searches(table: Mapping[str, Callable]) -> dict[str, list[Row]]:
   """The rows of `search.SEARCHES`, functions that take models and no name of a part."""
-  rows = [_row(name, call, grammar.parameters(call), "", "") for name, call in table.items()]
-  return {"searches, in Python": rows}
+  rows = [
+    _row(name, call, grammar.parameters(call, without=SEARCH_OPTIONS), "", "")
+    for name, call in table.items()
+  ]
+  return {"searches, of the command search": rows}
 
 
 def only(every: Mapping[str, list[Row]], what: str, others: Sequence[str]) -> dict[str, list[Row]]:

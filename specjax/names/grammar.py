@@ -38,6 +38,7 @@ BRACKETS = {
   "end_last": "TOKEN", "end_suppressed": "TOKEN",
   "learned": "FILTER", "adaptive": "DELIMITER", "reweighted": "MODEL", "student": "MODEL",
   "guided": "MODEL", "first": "ROUTERS", "duo": "ROUTERS",
+  "switching": "MODEL", "superposed": "FILE.npz",
 } | dict.fromkeys(HEADS, "HEAD")  # fmt: skip
 _NUMBER = r"-(\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
 _LABELLED = rf",([a-z]\w*)={_NUMBER[1:]}"

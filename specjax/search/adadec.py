@@ -118,7 +118,7 @@ def write(
 def adadec(
   model: Model,
   prompts: Sequence[Prompt],
-  threshold: float,
+  threshold: float = 0.9,
   max_new_tokens: int | Sequence[int] = 128,
   *,
   candidates: int = 3,
@@ -134,7 +134,7 @@ def adadec(
     model: causal.
     prompts: texts, or lists of ids.
     threshold: nats; it looks ahead where the entropy is this or more. The paper learns it for each
-      model, and finds 0.6 to 1.3.
+      model, as `adadec_threshold.learned_threshold` does, and finds 0.6 to 1.3.
     max_new_tokens: a budget for all, or one per prompt.
     candidates: K, the likeliest next tokens that are tried.
     ahead: tokens of each continuation, which ends earlier at a stop token.

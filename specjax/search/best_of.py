@@ -2,9 +2,14 @@
 
 The samples are rows of a `Decoder`'s batches with noise of their own, so that every drafter and
 verifier serves. One sample has the law of the verifier; the one that is taken has another one.
+
+Khairi et al. 2025 (When Life Gives You Samples, arXiv 2506.20544) hedge the samples: one of them is
+the greedy text, which a high temperature cannot spoil. How one is taken is to suit what is asked,
+by vote where an answer can be compared, and by risk where it is an open text.
 """
 
 import collections
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -12,9 +17,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from specjax import checks, distributed, switches
+from specjax.data.answers import last_number
 from specjax.decoding.batching import Result, read, timed
 from specjax.decoding.decoder import Decoder
 from specjax.names.load import Prompt
+from specjax.sampling import changed
 
 ROUNDS = 4  # between two looks at which sample has ended
 
@@ -74,6 +81,17 @@ def mbr(samples: Sequence[Result]) -> list[float]:
   ]
 
 
+def vote(samples: Sequence[Result]) -> list[float]:
+  """The share of samples with the same answer: the last number, or the whole text without one.
+
+  Self-consistency, Wang et al. 2022 (arXiv 2203.11171). Without texts ids are compared. Of answers
+  with as many votes the first sample's wins, which is the greedy one where the samples are hedged.
+  """
+  said = [last_number(r.text) or r.text.strip() or tuple(r.tokens) for r in samples]
+  votes = collections.Counter(said)
+  return [votes[answer] / len(said) for answer in said]
+
+
 def first_finish(samples: Sequence[Result]) -> list[float]:
   """Minus the number of tokens: the sample that is the first to end, were they decoded in step.
 
@@ -85,6 +103,7 @@ def first_finish(samples: Sequence[Result]) -> list[float]:
 SELECT: dict[str, Callable[[Sequence[Result]], list[float]]] = {
   "likelihood": likelihood,
   "mbr": mbr,
+  "vote": vote,
   "first_finish": first_finish,
 }
 
@@ -110,6 +129,16 @@ def _until_first(
   return Best(samples, scores, int(np.argmax(scores)))
 
 
+def _drawn(
+  decoder: Decoder, prompts: Sequence[Prompt], budgets: Sequence[int], n: int, first: int
+) -> list[list[Result]]:
+  """n samples of each prompt."""
+  every = decoder(
+    [p for p in prompts for _ in range(n)], [b for b in budgets for _ in range(n)], first=first
+  )
+  return [every[begin : begin + n] for begin in range(0, len(every), n)]
+
+
 @switches.hold
 def best_of(
   decoder: Decoder,
@@ -118,11 +147,13 @@ def best_of(
   max_new_tokens: int | Sequence[int] = 128,
   *,
   select: str = "likelihood",
+  hedged: bool = False,
   first: int = 0,
 ) -> list[Best]:
   """Of several samples of a prompt one is taken: the likeliest, the most agreed with, the first.
 
-  Sample j of prompt i is request first + n i + j of the decoder's seed, in whatever batch.
+  Sample j of prompt i is request first + n i + j of the decoder's seed, in whatever batch. Hedged,
+  the greedy text comes before n - 1 samples, the requests first + (n - 1) i + j.
 
   One Best for each prompt, in order.
 
@@ -133,7 +164,9 @@ def best_of(
     prompts: texts, or lists of ids.
     max_new_tokens: a budget for all, or one per prompt.
     select: a name in `SELECT`: "likelihood" takes the most likely sample per token, "mbr" the one
-      that agrees most with the others, "first_finish" the shortest, and stops the others.
+      that agrees most with the others, "vote" one with the answer that most of them have,
+      "first_finish" the shortest, and stops the others.
+    hedged: whether the first sample is the greedy text.
     first: number of the first sample among all requests, which decides its noise.
 
   Raises:
@@ -143,20 +176,27 @@ def best_of(
   checks.whole("n", n, 1, checks.BATCH)
   checks.whole("first", first)
   checks.choice("select", select, tuple(SELECT))
+  checks.boolean("hedged", hedged)
   if decoder.sampling.temperature == 0 and n > 1:
     checks.refuse("temperature", 0, "above 0 for several samples")
   ids, budgets = read(decoder.model, prompts, max_new_tokens)
   decoder.check_budgets(budgets)
   if select == "first_finish":
+    if hedged:
+      checks.refuse("hedged", hedged, "false for first_finish, whose samples run side by side")
     checks.whole("n", n, 1, decoder.batch, "batch is the most for first_finish")
-    each = zip(prompts, ids, budgets, strict=True)
-    return [_until_first(decoder, *one, n, first + n * i) for i, one in enumerate(each)]
-  every = decoder(
-    [p for p in prompts for _ in range(n)], [b for b in budgets for _ in range(n)], first=first
-  )
+    rows = zip(prompts, ids, budgets, strict=True)
+    return [_until_first(decoder, *one, n, first + n * i) for i, one in enumerate(rows)]
+  each: list[list[Result]] = [[] for _ in prompts]
+  if hedged:
+    greedy = copy.copy(decoder)
+    greedy.sampling = changed(decoder.sampling, temperature=0.0)
+    each = _drawn(greedy, prompts, budgets, 1, first)
+  if n > hedged:
+    drawn = _drawn(decoder, prompts, budgets, n - hedged, first)
+    each = [[*a, *b] for a, b in zip(each, drawn, strict=True)]
   found = []
-  for begin in range(0, len(every), n):
-    samples = every[begin : begin + n]
+  for samples in each:
     scores = SELECT[select](samples)
     found.append(Best(samples, scores, int(np.argmax(scores))))
   return found

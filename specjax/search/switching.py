@@ -160,7 +160,7 @@ def switching(
   small: Model,
   large: Model,
   prompts: Sequence[Prompt],
-  threshold: float,
+  threshold: float = 1.0,
   max_new_tokens: int | Sequence[int] = 128,
   *,
   window: int = 5,

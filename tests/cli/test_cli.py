@@ -550,6 +550,7 @@ def test_convert_refuses(refused, tmp_path, text_model):
       "`temperature` must be above 0 for several samples, got 0.",
     ),
     (("--prompt", "the", "--select", "mbr"), "--select mbr goes with --best-of"),
+    (("--prompt", "the", "--hedged"), "--hedged goes with --best-of"),
   ],
 )
 def test_generate_refuses(text_model, refused, arguments, message):

@@ -42,6 +42,18 @@ def test_the_samples_are_requests_and_the_best_is_taken(decoders, alone, select)
 
 
 @pytest.mark.parametrize("drafter", ["none", "prompt_lookup-3"])
+def test_a_hedge_is_the_greedy_text_before_the_samples(decoders, alone, drafter):
+  greedy = specjax.Decoder(MODEL, stop=[END])(PROMPTS, 12)
+  # Two samples of each prompt: requests 0 and 1, and 2 and 3.
+  every = decoders["none"]([p for p in PROMPTS for _ in range(2)], 12)
+  got = specjax.search.best_of(decoders[drafter], PROMPTS, 3, 12, select="vote", hedged=True)
+  for i, (best, first) in enumerate(zip(got, greedy, strict=True)):
+    want = [first, *every[2 * i : 2 * i + 2]]
+    assert [r.tokens for r in best.samples] == [r.tokens for r in want]
+  assert decoders[drafter].sampling.temperature == 1.2
+
+
+@pytest.mark.parametrize("drafter", ["none", "prompt_lookup-3"])
 def test_the_first_to_finish_is_the_shortest(decoders, alone, drafter):
   got = specjax.search.best_of(decoders[drafter], PROMPTS, N, 12, select="first_finish")
   assert len({len(r.tokens) for r in alone[0]}) > 1  # or nothing would be tested
@@ -82,9 +94,24 @@ def test_scores():
   )
 
 
+@pytest.mark.parametrize(
+  ("texts", "want"),
+  [
+    (["It is 4.", "5", "so 1,004", "4", "1004"], [0.4, 0.2, 0.4, 0.4, 0.4]),
+    (["yes", "no", " yes\n"], [2 / 3, 1 / 3, 2 / 3]),
+    (["", "", ""], [1 / 3, 2 / 3, 2 / 3]),
+  ],
+)
+def test_votes(texts, want):
+  ids = [[1], [2], [2], [1], [2]]
+  samples = [Result([1], text, ids[i], [-1.0], 1, 0.0) for i, text in enumerate(texts)]
+  np.testing.assert_allclose(SELECT["vote"](samples), want)
+
+
 def test_refused(decoders):
   decoder = decoders["none"]
-  for wrong in ({"n": 0}, {"select": "best"}, {"n": 5, "select": "first_finish"}, {"first": -1}):
+  for wrong in ({"n": 0}, {"select": "best"}, {"n": 5, "select": "first_finish"}, {"first": -1},
+                {"hedged": True, "select": "first_finish"}, {"hedged": 1}):  # fmt: skip
     with pytest.raises(ValueError, match=f"`{next(iter(wrong))}` must be .*, got "):
       specjax.search.best_of(decoder, PROMPTS, **wrong)
   with pytest.raises(ValueError, match="`temperature` must be above 0 for several samples, got 0"):
