@@ -24,15 +24,17 @@ LEAST = 1024  # rows of the first cache; each growth compiles anew
 
 
 class Piece(NamedTuple):
-  """What one round adds to an answer.
+  """What a few rounds add to an answer.
 
   Attributes:
     tokens: the new ids.
     drafted: how many of them were drafted, the first ones.
+    passes: of the model, which gave them.
   """
 
   tokens: list[int]
   drafted: int
+  passes: int = 1
 
 
 def _propose(params, target_params, state, context, settings, noise):
@@ -89,6 +91,16 @@ class Conversation:
     self.decoder, self.read = decoder, 0
     self._number = 0  # of this conversation among all requests, which decides its noise
     self._state: speculate.DecodeState | None = None
+
+  @property
+  def label(self) -> str:
+    """The decoder's."""
+    return self.decoder.label
+
+  @property
+  def stop_words(self) -> Sequence[str]:
+    """The decoder's."""
+    return self.decoder.stop_words
 
   @property
   def ids(self) -> list[int]:
