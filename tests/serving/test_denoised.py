@@ -37,6 +37,7 @@ ASKED = [
   ("copy : Cy =", 14, HOT | {"number": 2}),
   ("copy : Ann", 60, {"temperature": 0.9, "seed": 7, "top_p": 0.7}),
 ]
+LONG = "copy : Cy =", 50, HOT
 # The whole canvas is seen, or blocks; one pass a round, or verified guesses; what depends on rows.
 METHODS = {
   "blocks": (6, "threshold-0.3"), "whole": (6, "threshold-0.3/whole"),
@@ -89,14 +90,15 @@ def test_requests_are_filled_as_alone(tiny, name):
 
 @pytest.fixture
 def engine(tiny):
-  with Engine(DiffusionDecoder(tiny(), "threshold-0.3", batch=2), fewer=[1], rounds=1) as engine:
+  decoder = DiffusionDecoder(tiny(), "threshold-0.3", batch=2)
+  with Engine(decoder, max_length=64, fewer=[1], rounds=1) as engine:
     yield engine
 
 
 @pytest.mark.slow
 def test_blocks_come_one_by_one_and_rows_are_freed(engine, tiny):
-  prompt, slots, own = ASKED[1]
-  whole = alone(tiny(), "threshold-0.3", *ASKED[1]).tokens
+  prompt, slots, own = LONG
+  whole = alone(tiny(), "threshold-0.3", *LONG).tokens
   ticket = engine.submit(prompt, slots, **own)
   pieces = list(ticket)
   assert len(pieces) > 3 and [*itertools.chain(*pieces)] == whole
@@ -104,7 +106,7 @@ def test_blocks_come_one_by_one_and_rows_are_freed(engine, tiny):
   # A stop id of its own, and a client that goes away, make room for others.
   end = next(i for i in whole[8:] if i not in whole[:8])
   ended = engine.submit(prompt, slots, **own, stop=[end])
-  gone = [engine.submit(prompt, 100, **own | {"seed": seed}) for seed in range(4)]
+  gone = [engine.submit(prompt, slots, **own | {"seed": seed}) for seed in range(4)]
   last = engine.submit(*ASKED[0][:2])
   for other in gone:
     other.cancel()
@@ -137,8 +139,8 @@ REFUSED = [
 def test_over_http(engine, tiny):
   """Chats and completions, their counts, stops, and what is refused."""
   network = tiny()
-  prompt, slots, own = ASKED[1]
-  result = alone(network, "threshold-0.3", *ASKED[1])
+  prompt, slots, own = LONG
+  result = alone(network, "threshold-0.3", *LONG)
   with running(engine) as (_, port), client_of(port) as client:
     options = {"model": "tiny", "prompt": prompt, "max_tokens": slots, **own}
     found = client.completions.create(**options)
@@ -180,7 +182,7 @@ def test_over_http(engine, tiny):
       assert says(error.value.message, sentence), error.value.message
     nothing = {"presence_penalty": 0, "tools": [], "response_format": {"type": "text"}, "n": 1}
     assert client.chat.completions.create(**chat, **nothing).choices[0].message.content
-    body = b'{"prompt": "copy", "max_tokens": 100}'
+    body = b'{"prompt": "copy", "max_tokens": 60}'
     with contextlib.closing(socket.create_connection(("127.0.0.1", port))) as link:
       link.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
                    % (len(body), body))  # fmt: skip
@@ -197,9 +199,9 @@ def test_what_an_engine_of_a_denoiser_refuses(tiny, capsys, monkeypatch):
   half = DenoisedHalf(decoder := DiffusionDecoder(tiny(), "klass"), 64)
   monkeypatch.setattr(decoder, "_denoising", decoder._denoising._replace(temperatures=(0.0,)))
   with pytest.raises(ValueError, match=r"`temperature` must be 0 with klass, which is greedy, got"):
-    half.checked([1], 3, SamplingParams(1.0), None, None, ())
+    half.checked([3], 3, SamplingParams(1.0), None, None, ())
   with pytest.raises(ValueError, match="`json_schema` must be left out for a denoiser, whose"):
-    half.checked([1], 3, half.decoder.sampling, "{}", None, ())
+    half.checked([3], 3, half.decoder.sampling, "{}", None, ())
   with pytest.raises(ValueError, match="`prefixes` must be 0 for a denoiser, whose prompts are"):
     Engine(half.decoder, prefixes=10**6)
   for options, sentence in (
@@ -215,9 +217,9 @@ def test_what_an_engine_of_a_denoiser_refuses(tiny, capsys, monkeypatch):
 @pytest.mark.slow
 def test_a_denoiser_of_text_is_served():
   """Questions by 4 clients, greedy and sampled, whole and streamed, against each alone."""
-  network, slots = load("gsm8k-7m-denoiser"), 24
+  network, slots = load("gsm8k-7m-denoiser"), 16
   decoder = DiffusionDecoder(network, "threshold-0.7", batch=4)
-  questions = [f"A pen costs {n} dollars. What do {n + 2} pens cost?" for n in range(2, 10)]
+  questions = [f"A pen costs {n} dollars. What do {n + 2} pens cost?" for n in range(2, 8)]
   settings = [{"temperature": 0.8 * (n % 2), "seed": n} for n in range(len(questions))]
   expected = [
     DiffusionDecoder(network, "threshold-0.7", **own)([network.chat(q)], slots)[0].text
@@ -234,7 +236,7 @@ def test_a_denoiser_of_text_is_served():
     return "".join(part.choices[0].delta.content or "" for part in found)
 
   with (
-    Engine(decoder, max_length=128, queue=20) as engine,
+    Engine(decoder, max_length=64) as engine,
     running(engine) as (_, port),
     client_of(port) as client,
     concurrent.futures.ThreadPoolExecutor(4) as pool,
