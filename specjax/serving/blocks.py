@@ -1,9 +1,8 @@
 """A conversation with a denoiser: answers that come block by block, from one row of its loop."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from specjax import checks
-from specjax.decoding.conversation import Piece
+from specjax.decoding.conversation import Piece, Text, asked
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.serving.denoised import DenoisedHalf
 from specjax.serving.ticket import Ticket
@@ -37,37 +36,12 @@ class BlockConversation:
     """Forgets the text; what follows is another request, whose noise is its own."""
     self._number, self.ids = self._number + 1, []
 
-  def ask(
-    self, prompt: Sequence[int] | Sequence[Mapping[str, str]], max_new_tokens: int = 128
-  ) -> Iterator[Piece]:
-    """The answer, a block or a few at a time. It may be left early.
-
-    An answer is shorter than `max_new_tokens` where the positions of the model end.
-
-    Args:
-      prompt: all turns, the new question the last, see `Model.chat`; or all ids.
-
-    Raises:
-      ValueError: a prompt that `Model` refuses, or one that leaves no room for an answer.
-    """
-    model = self.decoder.model
-    held = checks.sequence("prompt", prompt, "a list of turns or of token ids")
-    turns = len(held) > 0 and isinstance(held[0], Mapping)
-    ids = model.encode(model.chat(prompt) if turns else prompt)  # type: ignore[arg-type]
-    checks.whole("max_new_tokens", max_new_tokens, 1)
-    room = model.config.max_length - len(ids)
-    if room < 1:
-      raise ValueError(
-        f"the conversation is full: it has {len(ids)} tokens, and {model.name} has "
-        f"{model.config.max_length} positions; reset it to begin anew."
-      )
-    budget, sampling = min(max_new_tokens, room), self.decoder.sampling
-    self._half.checked(ids, budget, sampling, None, None, ())
-    return self._answer(
-      Ticket(
-        ids, budget, sampling, None, self._number, None, frozenset(), lambda: None, lambda x: None
-      )
-    )
+  def ask(self, prompt: Text, max_new_tokens: int = 128) -> Iterator[Piece]:
+    """The answer, a block or a few at a time, as of a `Conversation`; mask tokens are refused."""
+    ids, budget = asked(self.decoder.model, prompt, max_new_tokens)
+    settings = self.decoder.sampling, None, self._number, None, frozenset[int]()
+    self._half.checked(ids, budget, settings[0], None, None, ())
+    return self._answer(Ticket(ids, budget, *settings, lambda: None, lambda ticket: None))
 
   def _answer(self, ticket: Ticket) -> Iterator[Piece]:
     self.ids, passes = list(ticket.ids), 0
