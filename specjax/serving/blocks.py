@@ -4,8 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from specjax.decoding.conversation import Piece, Text, asked
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
-from specjax.serving.denoised import DenoisedHalf
+from specjax.serving.denoised import DenoisedHalf, DenoiseRows
 from specjax.serving.ticket import Ticket
+
+LEAST = 256  # slots of the first canvas; each growth compiles anew
 
 
 class BlockConversation:
@@ -29,7 +31,8 @@ class BlockConversation:
   def __init__(self, decoder: DiffusionDecoder):
     self.decoder, self.label, self.ids = decoder, decoder.name, []
     self._half = DenoisedHalf(decoder, decoder.model.config.max_length)
-    self._rows = self._half.rows(1)
+    *shorter, longest = self._half.lengths
+    self._rows = DenoiseRows(decoder, [*(n for n in shorter if n >= LEAST), longest], 1)
     self._number = 0  # of this conversation among all requests, which decides its noise
 
   def reset(self) -> None:
