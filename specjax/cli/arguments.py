@@ -157,6 +157,7 @@ class Chat:
 
   Attributes:
     drafter: how to guess, as for `generate`.
+    policy: of a denoiser: which slots to commit, as for `denoise`; by default threshold.
     temperature: 0 takes the likeliest token.
     max_new_tokens: budget of an answer.
     system: what the model is told before the first turn.
@@ -166,6 +167,7 @@ class Chat:
   """
 
   drafter: str = "none"
+  policy: Optional = None
   temperature: float = 0.0
   max_new_tokens: int = 512
   system: Optional = None
@@ -202,6 +204,7 @@ class Serve:
       by the number of running requests.
     verifier: which guesses are kept; with target_only the text of a seed is that of plain
       sampling, and at temperature 0 that of greedy decoding.
+    policy: of a denoiser: which slots to commit, as for `denoise`; by default threshold.
     stop: ids of tokens that end every answer, besides the model's own and a request's.
     stop_words: texts that end every answer, as for `generate`.
     batch: requests decoded together.
@@ -215,6 +218,7 @@ class Serve:
 
   drafter: str = "none"
   verifier: str = "target_only"
+  policy: Optional = None
   stop: Numbers = ()
   stop_words: Words = ()
   batch: int = 8

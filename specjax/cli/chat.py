@@ -13,11 +13,15 @@ from specjax.cli.arguments import Chat
 from specjax.cli.terminal import follow, show, summary
 from specjax.decoding.conversation import Conversation, Piece
 from specjax.decoding.decoder import Decoder
+from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.names.load import Model
+from specjax.serving import POLICY
+from specjax.serving.blocks import BlockConversation
 
 HELP = {
   "/drafter NAME": "guesses in another way; the text so far is read again",
   "/temperature T": "draws at another temperature; 0 takes the likeliest token",
+  "/policy NAME": "fills blocks in another way, with a denoiser",
   "/reset": "forgets what was said",
   "/help": "shows this list",
   "/quit": "ends the chat, as Ctrl-D does; Ctrl-C ends an answer",
@@ -46,19 +50,38 @@ class Session:
     self.start = [{"role": "system", "content": options.system}] if options.system else []
     model.chat([*self.start, _user("?")])
     self.plain: float | None = None  # tokens/s
-    self.begin(drafter=options.drafter, temperature=options.temperature)
+    own = {"drafter": options.drafter, "policy": options.policy}
+    self.begin(**own, temperature=options.temperature)
     self.reset()
 
   def begin(self, **settings: Any) -> None:
-    """Answers with another `drafter` or `temperature` from now on, if they are accepted."""
+    """Answers with another drafter, policy or temperature from now on, if they are accepted."""
     settings = getattr(self, "settings", {}) | settings
-    self.conversation = Conversation(self._decoder(settings))
+    self.conversation: Conversation | BlockConversation
+    if self.model.config.causal:
+      self.conversation = Conversation(self._decoder(settings))
+    else:
+      self.conversation = BlockConversation(self._denoiser(settings))
     self.settings = settings
 
   def _decoder(self, settings: Mapping[str, Any]) -> Decoder:
-    options = self.options
+    options, own = self.options, dict(settings)
+    if (policy := own.pop("policy")) is not None:
+      checks.refuse("policy", policy, f"left out for {self.model.name}, which is causal")
     return Decoder(
-      self.model, seed=options.seed, stop=options.stop, stop_words=options.stop_words, **settings
+      self.model, seed=options.seed, stop=options.stop, stop_words=options.stop_words, **own
+    )
+
+  def _denoiser(self, settings: Mapping[str, Any]) -> DiffusionDecoder:
+    options = self.options
+    for name, value, none in (
+      ("drafter", settings["drafter"], "none"), ("stop_words", options.stop_words, ()),
+    ):  # fmt: skip
+      if value != none:
+        checks.refuse(name, value, f"left out for {self.model.name}, which is a denoiser")
+    temperature, policy = settings["temperature"], settings["policy"] or POLICY
+    return DiffusionDecoder(
+      self.model, policy, seed=options.seed, stop=options.stop, temperature=temperature
     )
 
   def reset(self) -> None:
@@ -69,13 +92,13 @@ class Session:
   def answer(self, question: str) -> str:
     """Shows the answer to a question; its line of figures."""
     turns = [*self.turns, _user(question)]
-    asked, words = self.model.chat(turns), self.conversation.decoder.stop_words
+    asked, words = self.model.chat(turns), self.conversation.stop_words
     with _until_interrupted(self.conversation.ask(turns, self.options.max_new_tokens)) as pieces:
       answer = show(self.model, pieces, asked, words)
       rate = self._plain(turns) if self.settings["drafter"] != "none" else 0.0
     self.turns = [*turns, self._assistant(turns, self.model.decode(answer.tokens, asked))]
     times = [f"{answer.rate / rate:.2f} times plain decoding"] if answer.rate and rate else []
-    return summary(answer, *times, self.conversation.decoder.label)
+    return summary(answer, *times, self.conversation.label)
 
   def _assistant(self, turns: list[dict[str, str]], text: str) -> dict[str, str]:
     """The turn of the answer, spelled so that the template gives back the very ids, if it can."""
@@ -100,6 +123,8 @@ class Session:
     name, _, value = line.partition(" ")
     if name == "/drafter":
       self.begin(drafter=value.strip())
+    elif name == "/policy":
+      self.begin(policy=value.strip())
     elif name == "/temperature":
       self.begin(temperature=_number(value))
     elif name == "/reset":

@@ -144,11 +144,11 @@ def run_search(args: Search) -> None:
 
 
 def run_chat(args: Chat) -> None:
-  chat(load_model(args.model, True), args)
+  chat(load_model(args.model), args)
 
 
 def run_serve(args: Serve) -> None:
-  serving.command(args, lambda: load_model(args.model, True))
+  serving.command(args, lambda: load_model(args.model))
 
 
 def _decoded(args: Prompt, items, decoder) -> Iterator[tuple[prompts.Item, Result]]:

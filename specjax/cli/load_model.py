@@ -35,7 +35,7 @@ def named(
   return model
 
 
-def load_model(options: arguments.Model, causal: bool) -> Model:
+def load_model(options: arguments.Model, causal: bool | None = None) -> Model:
   """The model that a command's options name."""
   return named(
     options.model,

@@ -18,8 +18,8 @@ class Answer(NamedTuple):
 
   Attributes:
     tokens: its ids.
-    passes: rounds, each of which is a pass of the target.
-    rate: tokens/s after the first round, which may include compiling; 0 if there is no other.
+    passes: of the model.
+    rate: tokens/s after the first piece, which may include compiling; 0 if there is no other.
   """
 
   tokens: list[int]
@@ -30,14 +30,14 @@ class Answer(NamedTuple):
 def follow(pieces: Iterable[Piece], tell: Callable[[Piece], None] = lambda piece: None) -> Answer:
   """The answer that the pieces make, each of which goes to `tell` when it comes."""
   tokens: list[int] = []
-  passes, first, begin = 0, 0, time.perf_counter()
+  passes, first, begin = 0, None, time.perf_counter()
   for piece in pieces:
     tell(piece)
     tokens += piece.tokens
-    passes += 1
-    if passes == 1:
+    passes += piece.passes
+    if first is None:
       first, begin = len(tokens), time.perf_counter()
-  later = len(tokens) - first
+  later = len(tokens) - (first or 0)
   return Answer(tokens, passes, later / (time.perf_counter() - begin) if later else 0.0)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from specjax import checks, speculate, switches
 from specjax.base import PROPOSALS, Draft, Verdict, Verifier
 from specjax.decoding.decoder import Decoder
+from specjax.names.load import Model
 from specjax.trees.structure import chain, gather
 
 CHUNK = 32  # N, the newest token and 31 that are read in one pass
@@ -24,15 +25,17 @@ LEAST = 1024  # rows of the first cache; each growth compiles anew
 
 
 class Piece(NamedTuple):
-  """What one round adds to an answer.
+  """What a few rounds add to an answer.
 
   Attributes:
     tokens: the new ids.
     drafted: how many of them were drafted, the first ones.
+    passes: of the model, which gave them.
   """
 
   tokens: list[int]
   drafted: int
+  passes: int = 1
 
 
 def _propose(params, target_params, state, context, settings, noise):
@@ -64,6 +67,24 @@ def reading(method: speculate.Method) -> speculate.Method:
   return speculate.Method(method.target, reader, _ALL)
 
 
+Text = Sequence[int] | Sequence[Mapping[str, str]]  # ids, or turns
+
+
+def asked(model: Model, prompt: Text, max_new_tokens: int) -> tuple[list[int], int]:
+  """The ids of a prompt, and how many tokens its answer may have; see `Conversation.ask`."""
+  held = checks.sequence("prompt", prompt, "a list of turns or of token ids")
+  turns = len(held) > 0 and isinstance(held[0], Mapping)
+  ids = model.encode(model.chat(prompt) if turns else prompt)  # type: ignore[arg-type]
+  checks.whole("max_new_tokens", max_new_tokens, 1)
+  room = model.config.max_length - len(ids)
+  if room < 1:
+    raise ValueError(
+      f"the conversation is full: it has {len(ids)} tokens, and {model.name} has "
+      f"{model.config.max_length} positions; reset it to begin anew."
+    )
+  return ids, min(max_new_tokens, room)
+
+
 @switches.hold
 class Conversation:
   """One text that prompts and answers continue, in the first row of a decoder's batch.
@@ -91,6 +112,16 @@ class Conversation:
     self._state: speculate.DecodeState | None = None
 
   @property
+  def label(self) -> str:
+    """The decoder's."""
+    return self.decoder.label
+
+  @property
+  def stop_words(self) -> Sequence[str]:
+    """The decoder's."""
+    return self.decoder.stop_words
+
+  @property
   def ids(self) -> list[int]:
     """The text so far: the last prompt, and what has been said of its answer."""
     if self._state is None:
@@ -102,9 +133,7 @@ class Conversation:
     """Forgets the text; what follows is another request, whose noise is its own."""
     self._number, self._state = self._number + 1, None
 
-  def ask(
-    self, prompt: Sequence[int] | Sequence[Mapping[str, str]], max_new_tokens: int = 128
-  ) -> Iterator[Piece]:
+  def ask(self, prompt: Text, max_new_tokens: int = 128) -> Iterator[Piece]:
     """The answer, a round at a time. It may be left early; the text then ends with the last piece.
 
     Where the prompt does not continue the text so far, all of it is read again. An answer is
@@ -117,18 +146,8 @@ class Conversation:
       ValueError: a prompt that `Model` refuses, or one that leaves no room for an answer.
       FloatingPointError: the model's logits became NaN.
     """
-    model = self.decoder.model
-    held = checks.sequence("prompt", prompt, "a list of turns or of token ids")
-    turns = len(held) > 0 and isinstance(held[0], Mapping)
-    ids = model.encode(model.chat(prompt) if turns else prompt)  # type: ignore[arg-type]
-    checks.whole("max_new_tokens", max_new_tokens, 1)
-    room = model.config.max_length - len(ids)
-    if room < 1:
-      raise ValueError(
-        f"the conversation is full: it has {len(ids)} tokens, and {model.name} has "
-        f"{model.config.max_length} positions; reset it to begin anew."
-      )
-    self.decoder.check_budgets([budget := min(max_new_tokens, room)])
+    ids, budget = asked(self.decoder.model, prompt, max_new_tokens)
+    self.decoder.check_budgets([budget])
     return self._answer(ids, budget)
 
   def _answer(self, ids: list[int], budget: int) -> Iterator[Piece]:

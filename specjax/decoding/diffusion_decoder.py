@@ -15,7 +15,7 @@ from specjax.decoding.batching import Filling, Result, check_model, read, timed
 from specjax.diffusion import denoise
 from specjax.diffusion.base import Canvas
 from specjax.diffusion.draws import first_noise
-from specjax.diffusion.loops import Filled, grown
+from specjax.diffusion.loops import Filled, resized
 from specjax.names.build.denoising import build_denoising
 from specjax.names.load import Model, Prompt
 from specjax.sampling import GREEDY, SamplingParams, changed, request_keys
@@ -82,7 +82,6 @@ class DiffusionDecoder:
     self._denoising = build_denoising(
       model,
       policy,
-      batch,
       blocks=blocks,
       cache=cache,
       stopping=stopping,
@@ -93,13 +92,17 @@ class DiffusionDecoder:
       guesses=guesses,
     )
     self.name, self.model, self.loop = self._denoising[:3]
-    own, temperature = self._denoising.temperatures, self.sampling.temperature
-    if own is not None and (temperature not in own or (temperature > 0 and self.sampling.filters)):
+    self.check_sampling(self.sampling)
+    self.batch, self.seed = batch, seed
+    self._warm: set[tuple[int, bool]] = set()
+
+  def check_sampling(self, sampling: SamplingParams) -> None:
+    """Raises ValueError for a temperature at which the method does not decode."""
+    own, temperature = self._denoising.temperatures, sampling.temperature
+    if own is not None and (temperature not in own or (temperature > 0 and sampling.filters)):
       how = "which is greedy" if own == (0,) else "which draws at 1, without filters"
       named = " or ".join(f"{t:g}" for t in own)
       checks.refuse("temperature", temperature, f"{named} with {self.name}, {how}")
-    self.batch, self.seed = batch, seed
-    self._warm: set[tuple[int, bool]] = set()
 
   def __call__(
     self,
@@ -143,36 +146,57 @@ class DiffusionDecoder:
         checks.refuse("max_new_tokens", 0, "at least 1 for a prompt without holes")
     return ids, budgets
 
-  def _room(self, lengths: Sequence[int]) -> int:
+  def room(self, slots: int) -> int:
     """L of canvases that hold so many slots."""
-    return -(-max(lengths) // 32) * 32 + self.loop.window
+    return -(-slots // 32) * 32 + self.loop.window
 
   def _arguments(
     self, ids: list[list[int]], budgets: list[int], first: int, params: Params | None
   ) -> tuple[denoise.Weights, denoise.DenoiseRequest, Canvas]:
     """What the loop takes for up to B prompts; missing rows are done."""
-    B, mask = self.batch, self.model.mask
-    room = self._room([len(x) + budget for x, budget in zip(ids, budgets, strict=True)])
+    B = self.batch
+    room = self.room(max(len(x) + budget for x, budget in zip(ids, budgets, strict=True)))
+    request = self.request(range(first, first + B))
+    weights, canvas = self.canvas(ids, budgets, request.key, room)
+    if params is not None:
+      pad = B - len(ids)
+      weights = weights._replace(
+        policy=jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], pad, 0)]), params)
+      )
+    return weights, request, canvas
+
+  def request(
+    self,
+    numbers: Sequence[int],
+    *,
+    sampling: SamplingParams | None = None,
+    seed: int | None = None,
+  ) -> denoise.DenoiseRequest:
+    """What rows of these numbers ask for; None is the decoder's own."""
+    key = request_keys(self.seed if seed is None else seed, np.asarray(numbers))
+    own = self.sampling if sampling is None else sampling
+    return denoise.DenoiseRequest(key, *own.rows(len(numbers)))
+
+  def canvas(
+    self, ids: Sequence[list[int]], budgets: Sequence[int], key: jax.Array, room: int
+  ) -> tuple[denoise.Weights, Canvas]:
+    """The weights for rows of these keys, and L = `room` slots of their canvases.
+
+    A row without ids is done, and so are rows behind the last of `ids`.
+    """
+    B, mask = len(key), self.model.mask
     blank = -1 if mask is None else mask  # of uniform noise no token says that a slot is empty
     tokens, end = np.full((B, room), blank, np.int32), np.zeros(B, np.int32)
     for b, (prompt, budget) in enumerate(zip(ids, budgets, strict=True)):
       tokens[b, : len(prompt)] = prompt
       end[b] = len(prompt) + budget
     inside = np.arange(room) < end[:, None]
-    key = request_keys(self.seed, np.arange(first, first + B))
     masked = jnp.asarray((tokens == blank) & inside)
     canvas = Canvas(jnp.asarray(tokens), masked, jnp.asarray(end))
     if mask is None:
       canvas = first_noise(self.model.denoiser, key, canvas)
     own = self._denoising.wrap(jnp.asarray((tokens != blank) & inside), key)
-    weights = self._denoising.weights._replace(denoiser=own)
-    if params is not None:
-      pad = B - len(ids)
-      weights = weights._replace(
-        policy=jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], pad, 0)]), params)
-      )
-    request = denoise.DenoiseRequest(key, *self.sampling.rows(B))
-    return weights, request, canvas
+    return self._denoising.weights(B)._replace(denoiser=own), canvas
 
   def _filled(
     self,
@@ -190,9 +214,9 @@ class DiffusionDecoder:
     loop, W, L = self.loop, self.loop.window, canvas.tokens.shape[1]
     slots, state, seconds = max(FIRST, 2 * W), None, 0.0
     while True:
-      size = min(self._room([given + min(slots, budget)]), L) if loop.grows else L
+      size = min(self.room(given + min(slots, budget)), L) if loop.grows else L
       part = canvas._replace(tokens=canvas.tokens[:, :size], masked=canvas.masked[:, :size])
-      begin = loop.start if state is None else functools.partial(grown, loop, state=state)
+      begin = loop.start if state is None else functools.partial(resized, loop, state=state)
       if (size, state is None) not in self._warm:  # compile outside the clock: no round is run
         unused = loop.advance(weights, request, begin(weights, canvas=part), jnp.int32(0))
         jax.block_until_ready(unused)

@@ -23,6 +23,7 @@ class Filled(NamedTuple):
 
   Attributes:
     tokens, end: i32[B, L], i32[B], those of the canvas.
+    settled: i32[B]. No slot before it will change.
     when, log_prob: i32[B, L], f32[B, L], the round of each slot and its log-probability there.
     passes: i32[B], of the network.
     done: bool[B].
@@ -30,6 +31,7 @@ class Filled(NamedTuple):
 
   tokens: Array
   end: Array
+  settled: Array
   when: Array
   log_prob: Array
   passes: Array
@@ -37,18 +39,22 @@ class Filled(NamedTuple):
 
 
 def _filled(state: denoise.DenoiseState, passes: Array) -> Filled:
-  canvas = state.canvas
-  return Filled(canvas.tokens, canvas.end, state.when, state.log_prob, passes, state.done)
+  canvas, done = state.canvas, state.done
+  settled = jnp.where(done, canvas.end, jnp.minimum(state.lo, canvas.end))
+  return Filled(canvas.tokens, canvas.end, settled, state.when, state.log_prob, passes, done)
 
 
 @jax.jit
-def _over(longer: State, state: State) -> State:
-  """The arrays of a state, those of a canvas's length at the beginning of longer ones."""
+def _over(other: State, state: State) -> State:
+  """The arrays of a state, of which those of a canvas's length are put at the head of longer ones,
+  or cut to shorter ones."""
 
   def put(new: Array, old: Array) -> Array:
+    if new.size < old.size:
+      return old[tuple(slice(n) for n in new.shape)]
     return old if new.shape == old.shape else jax.lax.dynamic_update_slice(new, old, [0] * new.ndim)
 
-  return jax.tree.map(put, longer, state)
+  return jax.tree.map(put, other, state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,13 +146,19 @@ class AnySubset:
   def filled(self, state: State) -> Filled:
     own, canvas = state
     tokens = jnp.where(own.rank < own.filled[:, None], own.tokens, canvas.tokens)
+    left = (own.rank >= own.filled[:, None]) & canvas.inside
+    settled = jnp.where(left.any(1), jnp.argmax(left, 1).astype(jnp.int32), canvas.end)
     done = own.filled >= own.total
-    return Filled(tokens, canvas.end, own.when, own.log_prob, own.passes, done)
+    return Filled(tokens, canvas.end, settled, own.when, own.log_prob, own.passes, done)
 
 
 Loop = Denoise | DraftVerify | AnySubset
 
 
-def grown(loop: Loop, weights: Weights, state: State, canvas: Canvas) -> State:
-  """The state over a longer canvas, of which it has filled the first slots, see `Denoise.grows`."""
+def resized(loop: Loop, weights: Weights, state: State, canvas: Canvas) -> State:
+  """The state over a canvas of another length, of which it has filled the first slots.
+
+  A longer one may have slots before the state's end where the loop `grows`, see there. A shorter
+  one must reach as far past the block of every row as the loop's window does.
+  """
   return _over(loop.start(weights, canvas), state)

@@ -61,11 +61,10 @@ class Answers:
     self._engine, self._asked = engine, asked
     model = engine.decoder.model
     self.beginnings = [model.decode(ids) if asked.echo else "" for ids in asked.prompts]
-    decoder = engine.decoder
-    words = (*decoder.stop_words, *asked.stop_words)
+    words = (*engine.half.stop_words, *asked.stop_words)
     own = asked.settings.get("penalties")
     least = 0 if own is None else own.min_tokens
-    self._texts = [Text(decoder.model, words, ids, least) for ids in asked.prompts]
+    self._texts = [Text(model, words, ids, least) for ids in asked.prompts]
     self._tickets = []
     self._scored = [0] * len(asked.prompts)
     try:
@@ -205,14 +204,13 @@ class Answers:
     given, reused = sum(len(x.ids) for x in prompts), sum(x.reused for x in prompts)
     new = sum(len(text.ids) for text in self._texts)
     passes = sum(ticket.passes for ticket in self._tickets)
-    decoder = self._engine.decoder
     closing = [ticket.closing for ticket in self._tickets]
     return {
       "prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new,
       "prompt_tokens_details": {"cached_tokens": reused},
       "specjax": {
         "passes": passes, "tokens_per_pass": round(new / max(passes, 1), 3),
-        "drafter": decoder.name, "verifier": decoder.label,
+        **self._engine.half.names,
         **({"closing": closing} if any(place is not None for place in closing) else {}),
       },
     }  # fmt: skip

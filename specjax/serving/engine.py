@@ -1,11 +1,11 @@
 """Requests that come one by one, answered by one compiled loop that takes them in while it decodes.
 
-A thread owns the rows, see `decoding.rows`. Every few rounds it hands out what is new, frees the
-rows that are done or given up, and fills them from a queue. All requests share the shapes of the
-loop: one cache length, and a few lengths to which prompts are padded, or pieces in which they are
-read, see `serving.pieces`. What a request asks for is traced, so nothing is compiled for it.
+A thread owns the rows, see `serving.half`. Every few rounds it hands out what is new, frees the
+rows that are done or given up, and fills them from a queue. All requests share a few shapes of the
+loop: lengths to which prompts are padded, or pieces in which they are read, see `serving.pieces`;
+with a denoiser, lengths of canvases. What a request asks for is traced, so it compiles nothing.
 
-Letters: B batch, S cache length, T padded length of a prompt.
+Letters: B batch.
 """
 
 import atexit
@@ -17,21 +17,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
-from specjax import checks, speculate, switches
-from specjax.decoding.batching import Rounds
+from specjax import checks, switches
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.scores import Score, scores
-from specjax.decoding.texts import cut
+from specjax.decoding.diffusion_decoder import DiffusionDecoder
+from specjax.decoding.scores import Score
 from specjax.names.load import Prompt
 from specjax.processors import Penalties
 from specjax.sampling import SamplingParams, changed
+from specjax.serving.causal import CausalHalf
+from specjax.serving.denoised import DenoisedHalf
 from specjax.serving.fitting import Fitting, powers
-from specjax.serving.pieces import Pieces, Reading
-from specjax.serving.rows import DecodeRows, padded_lengths
+from specjax.serving.half import Half, Rows
+from specjax.serving.pieces import Pieces
 from specjax.serving.ticket import Reason, Ticket
-from specjax.serving.timing import prices
 
 LOG = logging.getLogger(__name__)
 BYTES = 2**50  # more than any machine has
@@ -49,16 +48,17 @@ class Closed(RuntimeError):
 class Engine:
   """A decoder that answers requests of any thread, B at a time.
 
-  A request draws the tokens that a `Decoder` of its seed and settings draws for its prompt alone,
-  whoever its neighbours are and whenever it is admitted. For requests of any temperature the
-  decoder needs a verifier such as target_only: with it, greedy ones get plain greedy decoding's
+  A request draws the tokens that a decoder of its seed and settings draws for its prompt alone,
+  whoever its neighbours are and whenever it is admitted. For requests of any temperature a
+  `Decoder` needs a verifier such as target_only: with it, greedy ones get plain greedy decoding's
   tokens.
 
   Args:
-    decoder: the method. Its settings, seed, JSON Schema and penalties are those of requests that
-      bring none; its stop tokens, stop words and other processors are everyone's.
+    decoder: the method, of a causal model or of a denoiser. Its settings, seed, JSON Schema and
+      penalties are those of requests that bring none; its stop tokens, stop words and other
+      processors are everyone's.
     max_length: the most tokens of a prompt and its answer together; None is all positions of the
-      model. Every cache is that long.
+      model. Every cache of a causal model is that long.
     queue: how many requests may wait for a row.
     rounds: rounds between two looks at what is new; one where a prompt is read in pieces, so that
       rows that decode wait for one piece at a time.
@@ -69,6 +69,8 @@ class Engine:
       what rounds cost is timed, see `serving.timing`; else it is none.
 
   Attributes:
+    half: what runs the decoder.
+    lengths: see `half.Half`.
     pieces: what reads prompts in pieces, None where nothing does.
     sizes: the numbers of rows that are compiled, rising, B the last.
     watchers: each is called with every request that has ended, by the thread that ended it.
@@ -78,13 +80,15 @@ class Engine:
       `prefixes` with a decoder whose prompts cannot be read in pieces.
   """
 
+  half: Half
+  lengths: list[int]
   pieces: Pieces | None
   sizes: list[int]
   watchers: list[Callable[[Ticket], None]]
 
   def __init__(
     self,
-    decoder: Decoder,
+    decoder: Decoder | DiffusionDecoder,
     *,
     max_length: int | None = None,
     queue: int = 64,
@@ -97,24 +101,24 @@ class Engine:
     self.max_length = checks.whole("max_length", length, 2, positions, "the model's positions")
     self.queue = checks.whole("queue", queue)
     self.rounds = checks.whole("rounds", rounds, 1)
-    self.decoder, self.capacity = decoder, decoder.capacity(self.max_length, 0)
-    self.lengths = padded_lengths(decoder, self.max_length, self.capacity)
     checks.whole("prefixes", prefixes, 0, BYTES)
-    self.pieces = Pieces(decoder, self.capacity, prefixes) if prefixes else None
-    B, by_load = decoder.batch, decoder.method.drafter.chooser is not None
+    self.decoder = decoder
+    if isinstance(decoder, DiffusionDecoder):
+      self.half = DenoisedHalf(decoder, self.max_length, prefixes)
+    else:
+      self.half = CausalHalf(decoder, self.max_length, prefixes)
+    self.lengths, self.pieces = self.half.lengths, self.half.pieces
+    B = decoder.batch
     self._mesh = jax.sharding.get_mesh()  # the thread would have none
     if fewer is None:  # a mesh shares out the rows of whole batches
-      fewer = powers(B) if by_load and self._mesh.empty else []
+      fewer = powers(B) if self.half.by_load and self._mesh.empty else []
     self.sizes = sorted({checks.whole(f"fewer[{i}]", n, 1, B) for i, n in enumerate(fewer)} | {B})
-    if by_load:
-      decoder.prices = prices(decoder, self.sizes, self.lengths[0], self.capacity)
+    self.half.time(self.sizes)
     self.watchers = []
     self._fitting = Fitting(self.sizes)
     self._waiting = collections.deque[Ticket]()
     self._held: dict[int, Ticket] = {}  # by row; the thread changes it, under the lock
-    # The rows of these whose prompts are not read yet, in order, and what is read of the first.
-    self._unread = collections.deque[int]()
-    self._reading: Reading | None = None
+    self._unread = collections.deque[int]()  # the rows of these whose prompts are not read yet
     self._changed = threading.Condition()
     self._closed = self._finishing = False
     # At the interpreter's end a thread that computes must have ended.
@@ -180,20 +184,11 @@ class Engine:
         f"{len(ids)} and {max_new_tokens}."
       )
     own = changed(self.decoder.sampling if sampling is None else sampling, **changes)
-    if own.temperature > 0 and self.decoder.method.verifier.temperature == "zero":
-      raise ValueError(
-        f"`temperature` must be 0 with the verifier {self.decoder.verifier!r}, got "
-        f"{own.temperature}; target_only takes any."
-      )
     if seed is not None:
       checks.whole("seed", seed, 0, checks.SEED)
     checks.whole("number", number)
     ends = frozenset(checks.ids("stop", stop, self.decoder.model.config.vocab_size))
-    if penalties is not None:
-      checks.whole("min_tokens", penalties.min_tokens, 0, max_new_tokens, "max_new_tokens at most")
-    own_form = json_schema is not None or penalties is not None
-    processors = self.decoder.processors_with(json_schema, penalties, [*ends]) if own_form else None
-    self.decoder.check_budgets([max_new_tokens], processors)
+    processors = self.half.checked(ids, max_new_tokens, own, json_schema, penalties, [*ends])
     ticket = Ticket(ids, max_new_tokens, own, seed, number, processors, ends, tell, self._give_up)
     with self._changed:
       if self.closed:
@@ -209,18 +204,8 @@ class Engine:
 
     Any thread may ask, while others decode.
     """
-    T = min(T for T in self.lengths if len(ticket.ids) + count <= T)
     with self._on_mesh():
-      return scores(
-        self.decoder,
-        ticket.ids,
-        ticket.tokens[:count],
-        T,
-        budget=ticket.budget,
-        sampling=ticket.sampling,
-        processors=ticket.params,
-        whole=whole,
-      )
+      return self.half.scores(ticket, count, whole)
 
   def _on_mesh(self) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if self._mesh.empty else jax.set_mesh(self._mesh)
@@ -259,8 +244,8 @@ class Engine:
     failure: Exception | None = None
     try:
       with self._on_mesh():
-        rows = DecodeRows(self.decoder, self.capacity, self.lengths[0], self.sizes[0])
-        self._fitting.compile(rows, self.lengths[0])
+        rows = self.half.rows(self.sizes[0])
+        self._fitting.compile(rows)
         going = True
         while going:
           try:
@@ -271,7 +256,7 @@ class Engine:
           except Exception as error:  # a device's, say
             LOG.exception("a round has failed, and with it the requests that held a row")
             self._fail(error)
-            rows = DecodeRows(self.decoder, self.capacity, self.lengths[0], self.sizes[0])
+            rows = self.half.rows(self.sizes[0])
     except Exception as error:  # there are no rows, and none can be made
       failure = error
       raise
@@ -292,11 +277,10 @@ class Engine:
         held = [self._waiting.popleft()]
       self._held.clear()
     self._unread.clear()
-    self._reading = None
     for ticket in held:
       self._end(ticket, None, error)
 
-  def _admit(self, rows: DecodeRows) -> bool:
+  def _admit(self, rows: Rows) -> bool:
     """Waits until there is something to do and fills the free rows; False is the end."""
     with self._changed:
       while not (self._held or self._waiting or self.closed):
@@ -308,39 +292,25 @@ class Engine:
       fresh = [(b, self._waiting.popleft()) for b in free[: len(self._waiting)]]
       self._held.update(fresh)
       coming = [*(ticket for _, ticket in fresh[1:]), self._waiting[0] if self._waiting else None]
-    if self.pieces is not None:
-      self._unread.extend(b for b, _ in fresh)
-      return True
     for (b, ticket), following in zip(fresh, coming, strict=False):
-      T = min(T for T in self.lengths if len(ticket.ids) <= T)
-      again = following is not None and following.ids == ticket.ids
-      rows.admit(b, ticket.ids, T, self._request(ticket), again)
+      if not rows.admit(b, ticket, following):
+        self._unread.append(b)
     return True
 
-  def _fit(self, rows: DecodeRows) -> None:
+  def _fit(self, rows: Rows) -> None:
     """Has as many rows as requests need."""
     requests = len(self._held) + len(self._waiting)
     if (place := self._fitting.fit(rows, self._held, requests)) is not None:
       self._held = {place[b]: ticket for b, ticket in self._held.items()}
       self._unread = collections.deque(place[b] for b in self._unread)
 
-  def _request(self, ticket: Ticket) -> speculate.DecodeRequest:
-    return self.decoder.request(
-      np.array([ticket.number]),
-      np.array([len(ticket.ids) + ticket.budget]),
-      sampling=ticket.sampling,
-      seed=ticket.seed,
-      processors=ticket.params,
-    )
-
-  def _read(self, rows: DecodeRows) -> None:
+  def _read(self, rows: Rows) -> None:
     """Reads a piece of the first prompt that is not read, or, where no row decodes, all of it."""
     while self._unread:
       ticket = self._held[b := self._unread[0]]
       gone = ticket.given_up
-      if gone or self._has_read(rows, b, ticket):
+      if gone or rows.read_on(b, ticket):
         self._unread.popleft()
-        self._reading = None
       if gone:
         with self._changed:
           del self._held[b]
@@ -348,48 +318,25 @@ class Engine:
       elif len(self._held) > len(self._unread):
         return
 
-  def _has_read(self, rows: DecodeRows, b: int, ticket: Ticket) -> bool:
-    """Whether a prompt is read after one piece more; its request then is in row b."""
-    assert self.pieces is not None
-    if self._reading is None:
-      self._reading = self.pieces.begin(ticket.ids)
-      ticket.reused = self._reading.reused
-    if not self._reading.done:
-      self.pieces.go_on(self._reading)
-    if self._reading.done:
-      request = self._request(ticket)
-      rows.place(b, self.pieces.ready(self._reading, request), request)
-    return self._reading.done
-
-  def _hand_out(self, rows: DecodeRows) -> None:
+  def _hand_out(self, rows: Rows) -> None:
     """Runs some rounds, hands out what is new, and frees the rows that have ended."""
     busy = {b: ticket for b, ticket in self._held.items() if b not in self._unread}
     if not busy:  # all have been given up
       return
-    seen = rows.advance(1 if self._unread else self.rounds)
-    for b, ticket in busy.items():
-      ticket.passes = int(seen.stats.passes[b])
-      ticket.rounds = Rounds(seen.stats.accepted[b].tolist(), seen.stats.offered[b].tolist())
-      first = len(ticket.ids) + len(ticket.tokens)
-      stopped = ticket.add(seen.context.tokens[b, first : seen.context.length[b]].tolist())
-      if not (stopped or seen.done[b] or ticket.given_up):
+    for b, seen in rows.look(busy, 1 if self._unread else self.rounds).items():
+      ticket = busy[b]
+      ticket.passes, ticket.rounds = seen.passes, seen.rounds
+      stopped = ticket.add(seen.new)
+      if not (stopped or seen.done or ticket.given_up):
         continue
-      if not seen.failed[b]:
+      if seen.error is None:
         rows.free(b)
       with self._changed:
         del self._held[b]
-      ticket.closing = self.decoder.closing(ticket.tokens, ticket.budget, ticket.processors)
-      if seen.failed[b] and not stopped:
-        self._end(ticket, None, self.decoder.failure(seen, b, f"prompt {ticket.number}"))
-      elif stopped or (seen.done[b] and self._stopped(ticket)):
+      ticket.closing = self.half.closing(ticket)
+      if seen.error is not None and not stopped:
+        self._end(ticket, None, seen.error)
+      elif stopped or (seen.done and self.half.stopped(ticket)):
         self._end(ticket, "stop")
       else:
-        self._end(ticket, "length" if seen.done[b] else "cancelled")
-
-  def _stopped(self, ticket: Ticket) -> bool:
-    """Whether a text that is done ended before its budget, or with a stop at its end."""
-    tokens, decoder = ticket.tokens, self.decoder
-    if len(tokens) < ticket.budget or tokens[-1] in decoder.stop:
-      return True
-    text = decoder.model.decode(tokens, ticket.ids) if decoder.stop_words else ""
-    return cut(text, decoder.stop_words) != text
+        self._end(ticket, "length" if seen.done else "cancelled")

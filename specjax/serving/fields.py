@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from specjax import checks
 from specjax.decoding.scores import MOST
-from specjax.names.build.cache import DENSE
 from specjax.names.load import Model
 from specjax.processors import Penalties
 from specjax.sampling import SamplingParams
@@ -57,6 +56,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
   "return_token_ids": (False,), "return_tokens_as_token_ids": (False,), "priority": (0,),
   "response_format": ({"type": "text"},), "modalities": (["text"],), "tools": ([],),
   "functions": ([],), "tool_choice": ("none", "auto"), "function_call": ("none", "auto"),
+  "presence_penalty": (0, 0.0), "frequency_penalty": (0, 0.0), "repetition_penalty": (1, 1.0),
+  "logit_bias": ({},), "min_tokens": (0,), "logprobs": (False,),
 }  # fmt: skip
 
 
@@ -175,14 +176,15 @@ def of_json(
 
 def _read(engine: Engine, name: str, given: dict[str, Any], chat: bool) -> Asked:
   known = CHAT if chat else COMPLETIONS
+  lacks = engine.half.lacks
   for field, value in given.items():
-    if field in known or field in IGNORED:
+    if (field in known and field not in lacks) or field in IGNORED:
       continue
     accepted = NEUTRAL.get(field)
     if accepted is None:
       checks.refuse("field", field, f"one of {', '.join(sorted(known))}")
     if not any(value == x and type(value) is type(x) for x in accepted):
-      checks.refuse(field, value, json.dumps(accepted[0]))
+      checks.refuse(field, value, f"{json.dumps(accepted[0])} {lacks.get(field, '')}".strip())
   check_name(given, name)
   needed = "messages" if chat else "prompt"
   if needed not in given:
@@ -212,8 +214,8 @@ def _read(engine: Engine, name: str, given: dict[str, Any], chat: bool) -> Asked
       checks.refuse("tool_choice", given["tool_choice"], "auto or none beside a response_format")
     settings["json_schema"] = tools.schema
   usage, top = _usage(given, stream), _top(engine, given, chat)
-  if choices > kept and engine.decoder.cache != DENSE:
-    checks.refuse("best_of", choices, f"{kept}, which is n, over a cache that is not dense")
+  if choices > kept and engine.half.unscored:
+    checks.refuse("best_of", choices, f"{kept}, which is n, {engine.half.unscored}")
   echo = checks.boolean("echo", given.get("echo", False))
   return Asked(
     prompts, budgets, choices, kept, settings, words, stream, usage, top, echo, chat, tools
@@ -312,8 +314,8 @@ def _top(engine: Engine, given: Mapping[str, Any], chat: bool) -> int | None:
     count = checks.whole("logprobs", wanted, 0, MOST)
   if wanted is False:
     return None
-  if engine.decoder.cache != DENSE:
-    checks.refuse("logprobs", wanted, "false over a cache that is not dense")
+  if engine.half.unscored:
+    checks.refuse("logprobs", wanted, f"false {engine.half.unscored}")
   return count
 
 

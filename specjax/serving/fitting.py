@@ -7,9 +7,7 @@ requests wait for them; fewer after a while, for requests that follow each other
 import itertools
 from collections.abc import Collection, Sequence
 
-import numpy as np
-
-from specjax.serving.rows import DecodeRows
+from specjax.serving.half import Rows
 
 PATIENCE = 8  # looks in a row at which fewer rows would have been enough
 
@@ -29,7 +27,7 @@ class Fitting:
   def __init__(self, sizes: Sequence[int]):
     self.sizes, self._calm = sizes, 0
 
-  def fit(self, rows: DecodeRows, held: Collection[int], requests: int) -> dict[int, int] | None:
+  def fit(self, rows: Rows, held: Collection[int], requests: int) -> dict[int, int] | None:
     """Where each of the rows `held` is now, None where all is as it was, with so many requests."""
     wanted = min(requests, self.sizes[-1])
     size = next(size for size in self.sizes if size >= wanted)
@@ -48,10 +46,8 @@ class Fitting:
     i, j = self.sizes.index(size), self.sizes.index(other)
     return self.sizes[i + 1 : j + 1] if i < j else self.sizes[j:i][::-1]
 
-  def compile(self, rows: DecodeRows, T: int) -> None:
-    """Runs once all that other numbers of rows need, with a prompt that is padded to T."""
-    one = rows.decoder.request(np.zeros(1, int), np.full(1, 2))
+  def compile(self, rows: Rows) -> None:
+    """Runs once all that other numbers of rows need."""
     for size in [*self.sizes[1:], *self.sizes[:-1][::-1]]:
-      rows.admit(0, [0], T, one)
       rows.compile()
       rows.take([-1] * size)

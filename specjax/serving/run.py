@@ -12,7 +12,6 @@ from specjax import checks
 from specjax.serving.access import access
 from specjax.serving.app import app, model_name
 from specjax.serving.engine import Engine
-from specjax.serving.prefixes import BLOCK
 
 GRACE = 10.0  # seconds that answers have to end when the server does
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -64,13 +63,9 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def warm(engine: Engine) -> None:
-  """Compiles all that the engine will run.
-
-  A prompt of three pieces, twice, takes every way in which pieces are read and put back.
-  """
-  budget = engine.decoder.least_budget
-  for T in engine.lengths if engine.pieces is None else [3 * BLOCK] * 2:
-    engine.submit([0] * max(1, min(T, engine.max_length - budget)), budget).wait()
+  """Compiles all that the engine will run."""
+  for ids, budget in engine.half.examples:
+    engine.submit(ids, budget).wait()
 
 
 def serve(
@@ -100,7 +95,7 @@ def serve(
       shown = f"[{host}]" if ":" in host else host
       print(
         f"{model_name(engine)} at http://{shown}:{place.getsockname()[1]}/v1, with "
-        f"{engine.decoder.name} and {engine.decoder.label}",
+        f"{' and '.join(engine.half.names.values())}",
         flush=True,
       )
       Uvicorn(config, engine).run(sockets=[place])

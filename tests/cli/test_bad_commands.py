@@ -201,7 +201,12 @@ DENOISE = [
 CHAT = [
   ("--model causal --weights int3", "invalid choice 'int3' for argument '--weights'"),
   ("--model no_such", "'no_such' is no directory with a config.json"),
-  ("--model both", "model='both' sees both sides of a token"),
+  ("--model both --drafter eagle",
+   "`drafter` must be left out for both, which is a denoiser, got 'eagle'."),
+  ("--model both --stop-words Ann",
+   "`stop_words` must be left out for both, which is a denoiser, got ('Ann',)."),
+  ("--model both --policy oracle", "`policy` must be one of random .. got 'oracle'."),
+  ("--policy threshold", "`policy` must be left out for causal, which is causal, got 'threshold'."),
   ("--model ids", "ids has no chat template"),
   ("--drafter oracle",
    "`drafter` must be one of none, prompt_lookup, draft_model .. got 'oracle'."),

@@ -18,6 +18,7 @@ from specjax.data.tokenizer import train_words
 from specjax.decoding import conversation
 from specjax.decoding.conversation import Conversation, Piece
 from specjax.decoding.decoder import Decoder
+from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
 
@@ -173,3 +174,18 @@ def test_drafted_tokens_are_coloured_in_a_terminal(terminal_or_not, monkeypatch)
   assert plain == "the café costs 12 dollars\n"
   assert answer.tokens == ids and answer.passes == 3
   assert terminal.summary(answer).startswith(f"{len(ids)} tokens, {len(ids) / 3:.2f} per pass")
+
+
+@pytest.mark.slow
+def test_a_denoiser_answers_by_blocks(list_denoiser, monkeypatch, capsys):
+  lines = "copy : Leo Ada Kim =\n/policy confidence-4\n/drafter eagle\ncopy : Leo\n"
+  monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+  options = ["--policy", "threshold-0.3/fixed-4", "--max-new-tokens", str(NEW)]
+  assert main(["chat", "--model", list_denoiser, *options]) == 0
+  out, err = capsys.readouterr()
+  loaded = specjax.load(list_denoiser)
+  decoder = DiffusionDecoder(loaded, "threshold-0.3/fixed-4")
+  (result,) = decoder([loaded.chat("copy : Leo Ada Kim =")], NEW, first=1)
+  first = result.text, f"{result.emitted} tokens, ", "per pass", "threshold-0.3/fixed-4"
+  assert in_order(out, *first, " tokens, ", "confidence-4\n")
+  assert err.startswith("error: `drafter` must be left out for ") and err.count("\n") == 1

@@ -69,7 +69,7 @@ def learned(tmp_path_factory) -> str:
 def test_a_name_sets_a_knob_per_row(model, name, canonical, numbers):
   decoder = DiffusionDecoder(model, name, batch=2)
   assert decoder.name == canonical
-  leaves = jax.tree.leaves(decoder._denoising.weights.policy)
+  leaves = jax.tree.leaves(decoder._denoising.weights(2).policy)
   assert all(x.shape == (2,) for x in leaves)
   np.testing.assert_allclose([x[0] for x in leaves], numbers, rtol=1e-6)
 
@@ -87,9 +87,9 @@ def test_policies_that_have_a_use_for_it_look_a_block_ahead(model, name, window)
 
 
 def test_numbers_keep_their_kind(model):
-  params = DiffusionDecoder(model, "local_leap")._denoising.weights.policy
+  params = DiffusionDecoder(model, "local_leap")._denoising.weights(1).policy
   assert isinstance(params, Leap) and params.radius.dtype == jnp.int32
-  params = DiffusionDecoder(model, "local_leap+r2")._denoising.weights.policy
+  params = DiffusionDecoder(model, "local_leap+r2")._denoising.weights(1).policy
   assert isinstance(params, Redundancy) and isinstance(params.base, Leap)
 
 
@@ -187,9 +187,9 @@ def test_holes_are_filled(model):
 def test_a_filter_decides_the_window(model, learned):
   decoder = DiffusionDecoder(model, learned)
   assert decoder.loop.window == W and decoder.name == learned
-  assert float(decoder._denoising.weights.policy.least[0]) == pytest.approx(0.55)
+  assert float(decoder._denoising.weights(1).policy.least[0]) == pytest.approx(0.55)
   bar = DiffusionDecoder(model, learned.replace("learned", "learned-0.7"))
-  assert float(bar._denoising.weights.policy.least[0]) == pytest.approx(0.7)
+  assert float(bar._denoising.weights(1).policy.least[0]) == pytest.approx(0.7)
   with pytest.raises(ValueError, match=r"`blocks` must be the filter's window, 6, got 'fixed-8'\."):
     DiffusionDecoder(model, learned, blocks=8)
 
@@ -219,7 +219,7 @@ def test_a_part_and_its_name_are_the_same(model, part):
     given = DiffusionDecoder(model, "threshold", **{part.split()[0]: thing})
     named = DiffusionDecoder(model, f"threshold/{name}")
   assert given.loop == named.loop
-  both = (d._denoising.weights._replace(denoiser=()) for d in (given, named))
+  both = (d._denoising.weights(1)._replace(denoiser=()) for d in (given, named))
   jax.tree.map(np.testing.assert_array_equal, *both)
 
 
@@ -227,10 +227,10 @@ def test_ends_are_the_models_or_those_that_are_named(model):
   for text, ids in (("", model.stop), ("[Ann]", (TOKENIZER.id("Ann"),))):
     last = DiffusionDecoder(model, f"threshold+end_last{text}/dual", batch=2)
     assert last.name == f"threshold+end_last{text}/dual"
-    assert last._denoising.weights.policy.tokens.tolist() == [list(ids)] * 2
+    assert last._denoising.weights(2).policy.tokens.tolist() == [list(ids)] * 2
     never = DiffusionDecoder(model, f"threshold/end_suppressed{text}", batch=2)
     assert never.name == f"threshold/end_suppressed{text}"
-    assert never._denoising.weights.transforms[0].tokens.tolist() == [list(ids)] * 2
+    assert never._denoising.weights(2).transforms[0].tokens.tolist() == [list(ids)] * 2
   endless = dataclasses.replace(model, stop=())
   with pytest.raises(
     ValueError, match=("end_suppressed: tiny has no end marker; name the text of a token, as in")
@@ -250,7 +250,7 @@ def test_a_stop_id_of_its_own_ends_a_text(model):
 
 def test_an_adaptive_block_ends_at_the_delimiter_it_is_told(model):
   decoder = DiffusionDecoder(model, f"threshold/adaptive-{W},least=0.2[.]")
-  delimiters = decoder._denoising.weights.blocks
+  delimiters = decoder._denoising.weights(1).blocks
   assert delimiters.tokens.tolist() == [TOKENIZER.id(".")]
   assert float(delimiters.least[0]) == pytest.approx(0.2) and decoder.loop.window == W
   with pytest.raises(ValueError, match="has no token for the delimiter"):
@@ -293,7 +293,7 @@ def test_several_rounds_of_a_pass_stream_too(model):
 
 
 def test_local_leap_as_an_object_has_its_published_knobs(model):
-  params = DiffusionDecoder(model, local_leap())._denoising.weights.policy
+  params = DiffusionDecoder(model, local_leap())._denoising.weights(1).policy
   assert [float(x[0]) for x in params] == pytest.approx([0.9, 0.75, 4])
 
 

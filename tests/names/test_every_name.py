@@ -288,7 +288,6 @@ def traced(decoder):
     return program, (decoder.weights._replace(target=()), decoder._processors)
 
   ids, budgets = decoder._read([PROMPT], 40)
-  decoder._warm.add(decoder._room([len(ids[0]) + 40]))  # so nothing is compiled
   arguments = decoder._arguments(ids, budgets, 0, None)
 
   def fill(weights, request, canvas):

@@ -28,7 +28,7 @@ from specjax.diffusion.stopping import STOPPING
 from specjax.diffusion.transforms import TRANSFORMS
 from specjax.names import grammar
 from specjax.names.build.drafters import load_small, sharing
-from specjax.names.build.tokens import tokens_of
+from specjax.names.build.tokens import EachRow, tokens_of
 from specjax.names.grammar import Part
 from specjax.names.load import Model, companion, load, resolve
 
@@ -76,7 +76,8 @@ class Denoising(NamedTuple):
   Attributes:
     name: canonical.
     model: whose denoiser decodes; a student may have replaced it.
-    weights: of the method's parts; those of the denoiser are the network's own.
+    weights: B -> those of the method's parts for so many rows; those of the denoiser are the
+      network's own.
     wrap: (given bool[B, L], key[B]) -> the denoiser's weights for a request whose slots `given`
       hold tokens.
     temperatures: those at which it decodes, None for all.
@@ -85,7 +86,7 @@ class Denoising(NamedTuple):
   name: str
   model: Model
   loop: Loop
-  weights: denoise.Weights
+  weights: Callable[[int], denoise.Weights]
   wrap: Callable[[Array, Array], Params]
   temperatures: tuple[float, ...] | None = None
 
@@ -103,27 +104,38 @@ def parameters(builder: Callable) -> dict[str, grammar.Number | None]:
   return found
 
 
-def _rows(params: Params, batch: int) -> Params:
-  """Numbers as arrays [B], the same for all rows; arrays stay as they are."""
+def _each(params: Params) -> Params:
+  """Numbers as `EachRow`; arrays stay as they are."""
 
   def row(x: Any) -> Any:
+    if isinstance(x, EachRow) or np.ndim(x):
+      return x
     whole = jnp.issubdtype(jnp.result_type(x), jnp.integer)
-    return x if np.ndim(x) else jnp.full(batch, x, jnp.int32 if whole else jnp.float32)
+    return EachRow(jnp.asarray(x, jnp.int32 if whole else jnp.float32))
 
-  return jax.tree.map(row, params)
+  return jax.tree.map(row, params, is_leaf=lambda x: isinstance(x, EachRow))
 
 
-def _make(what: str, part: Part, builder: Callable, batch: int, *fixed: Any, **traced: Any):
-  """(canonical name, the part that `builder` makes from `fixed` and numbers, its params [B])."""
+def _rows(params: Params, batch: int) -> Params:
+  """What `EachRow` stands for as arrays [B, ..], the same for all rows."""
+
+  def rows(x: Any) -> Any:
+    return jnp.repeat(x.value[None], batch, 0) if isinstance(x, EachRow) else x
+
+  return jax.tree.map(rows, params, is_leaf=lambda x: isinstance(x, EachRow))
+
+
+def _make(what: str, part: Part, builder: Callable, *fixed: Any, **traced: Any):
+  """(canonical name, the part that `builder` makes from `fixed` and numbers, its params)."""
   name, numbers = grammar.bind(what, part, parameters(builder))
   grammar.check_ranges(f"{what}={name!r}", numbers, builder)
   static = [numbers.pop(k) for k in grammar.parameters(builder) if k in numbers]
   made = builder(*fixed, *static)  # by place: builders remember what they made by their arguments
   grammar.check_ranges(f"{what}={name!r}", numbers, getattr(made, "parameters", tuple))
-  return name, made, _rows(getattr(made, "parameters", tuple)(**traced | numbers), batch)
+  return name, made, _each(getattr(made, "parameters", tuple)(**traced | numbers))
 
 
-def _open(what: str, given: Any, kind: type, batch: int):
+def _open(what: str, given: Any, kind: type):
   """As `_make`, from an object or a pair of it and its params."""
   made, params = grammar.with_weights(what, given, kind)
   if params == () and hasattr(made, "parameters"):
@@ -134,7 +146,7 @@ def _open(what: str, given: Any, kind: type, batch: int):
         f"`{what}` must be its name, or a pair of it and its weights, got {made.name!r}, of whose "
         "parameters some have no default."
       ) from None
-  return made.name, made, _rows(params, batch)
+  return made.name, made, _each(params)
 
 
 def _filter(model: Model, part: Part) -> dict[str, Any]:
@@ -157,10 +169,10 @@ def _own(name: str) -> Any:
   return found
 
 
-def _policy(model: Model, given: Any, batch: int) -> tuple[str, Policy, Params]:
+def _policy(model: Model, given: Any) -> tuple[str, Policy, Params]:
   """(canonical name, policy, params) of a policy with what is added to it."""
   if not isinstance(given, str):
-    return _open("policy", given, Policy, batch)
+    return _open("policy", given, Policy)
   first, *added = grammar.parse("policy", given)
   mine = {first.name: _own(first.name)} if checks.is_own_file(first.name) else {}
   builder = grammar.look_up("policy", first, POLICIES, GUIDED, mine)
@@ -175,10 +187,10 @@ def _policy(model: Model, given: Any, batch: int) -> tuple[str, Policy, Params]:
     guide = load_small(model, first)
     fixed, own = (guide.target, model.mask), {"model": guide.params}
   if isinstance(builder, Policy):
-    _, policy, params = _open("policy", builder, Policy, batch)
+    _, policy, params = _open("policy", builder, Policy)
     name = grammar.bind("policy", first, {})[0]
   else:
-    name, policy, params = _make("policy", first, builder, batch, *fixed, **own)
+    name, policy, params = _make("policy", first, builder, *fixed, **own)
   for part in added:
     builder = grammar.look_up("policy", part, ADDED)
     if policy.rounds is not None and builder is not ADDED["settled"]:
@@ -186,8 +198,8 @@ def _policy(model: Model, given: Any, batch: int) -> tuple[str, Policy, Params]:
         f"`policy` must have no addition but settled after {policy.name}, which may replace "
         f"committed tokens, got {part.name!r}."
       )
-    ends = tokens_of(model, part, batch)
-    label, policy, params = _make("policy", part, builder, batch, policy, base=params, **ends)
+    ends = tokens_of(model, part)
+    label, policy, params = _make("policy", part, builder, policy, base=params, **ends)
     name = f"{name}+{label}"
   return name, policy, params
 
@@ -198,16 +210,14 @@ def _window(params: Params) -> int | None:
   return next((x.into.shape[1] for x in leaves if isinstance(x, Filter)), None)
 
 
-def _blocks(
-  part: Any, model: Model, denoiser: Denoiser, policy: Policy, params: Params, batch: int
-):
+def _blocks(part: Any, model: Model, denoiser: Denoiser, policy: Policy, params: Params):
   """(canonical name, blocks, params) of what was asked for.
 
   By default a filter decides the window, or the blocks that the denoiser is causal over; a policy
   that has a use for it looks a block ahead.
   """
   if not isinstance(part, Part):
-    return _open("blocks", part, Blocks, batch)
+    return _open("blocks", part, Blocks)
   label, given = grammar.bind("blocks", part, parameters(BLOCKS[part.name]))
   window = _window(params)
   if "ahead" in (known := parameters(BLOCKS[part.name])):
@@ -216,8 +226,8 @@ def _blocks(
     looks_ahead = policy.ahead and denoiser.block is None and denoiser.encode is None
     own = {"size": size} | ({"ahead": size} if looks_ahead else {}) | given
     part = part._replace(numbers=(), labelled=tuple(own.items()))
-  ids = tokens_of(model, part, batch)
-  _, blocks, sizes = _make("blocks", part, BLOCKS[part.name], batch, **ids)
+  ids = tokens_of(model, part)
+  _, blocks, sizes = _make("blocks", part, BLOCKS[part.name], **ids)
   if window not in (None, blocks.window):
     raise ValueError(f"`blocks` must be the filter's window, {window}, got {label!r}.")
   return label, blocks, sizes
@@ -236,15 +246,15 @@ def _any_subset(model: Model, parts: Sequence[Part], decorations: Mapping[str, A
   name, numbers = grammar.bind("policy", part, known)
   guesses = checks.whole("guesses", (known | numbers)["guesses"], 1, 4096)
   loop = AnySubset(model.any_order, guesses)
-  return Denoising(name, model, loop, denoise.Weights(model.params), lambda _, key: model.params)
+  weights = denoise.Weights(model.params)
+  return Denoising(name, model, loop, lambda B: weights, lambda _, key: model.params)
 
 
-def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) -> Denoising:
+def build_denoising(model: Model, given: Any, **decorations: Any) -> Denoising:
   """A method of masked diffusion.
 
   Args:
     given: a name with its decorations, a Policy, or a pair of it and its params.
-    batch: B.
     decorations: by kind of `DECORATIONS` a name, an object, a pair, or the first number of the
       first part of that kind; None where the name or a default decides.
 
@@ -279,13 +289,11 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   labels: dict[str, str] = {}
   if chosen["student"]:
     labels["student"], model = student(model, chosen["student"])
-  name, policy, params = _policy(model, given, batch)
+  name, policy, params = _policy(model, given)
   if chosen["reweighting"] is not None:
     check_beside(policy, chosen)
-  denoiser, wrap = _denoiser(model, chosen, labels, batch)
-  labels["blocks"], blocks, sizes = _blocks(
-    chosen["blocks"], model, denoiser, policy, params, batch
-  )
+  denoiser, wrap = _denoiser(model, chosen, labels)
+  labels["blocks"], blocks, sizes = _blocks(chosen["blocks"], model, denoiser, policy, params)
   checks.whole("blocks", blocks.window, 1, 2**16, note="slots of a block")
   check_blocks(denoiser, blocks)
   defaults = DEFAULTS | {"cache": "none" if denoiser.block is None else "committed"}
@@ -300,11 +308,11 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   def plain(kind: str, *fixed: Any):
     value = chosen[kind]
     if isinstance(value, Part):
-      builder, ends = DECORATIONS[kind][value.name], tokens_of(model, value, batch)
-      labels[kind], made, params = _make(kind, value, builder, batch, *fixed, **ends)
+      builder, ends = DECORATIONS[kind][value.name], tokens_of(model, value)
+      labels[kind], made, params = _make(kind, value, builder, *fixed, **ends)
     else:
       value = value(*fixed) if fixed and callable(value) else value
-      labels[kind], made, params = _open(kind, value, OBJECTS[kind], batch)
+      labels[kind], made, params = _open(kind, value, OBJECTS[kind])
     return made, params
 
   cache, _ = plain("cache", denoiser, blocks.window)
@@ -339,7 +347,12 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
     draws,
     tempered=chosen["confidence"] is not None,
   )
-  weights = denoise.Weights(model.params, params, sizes, stop, tuple(own for _, own in transforms))
+  own_params = params, sizes, tuple(own for _, own in transforms)
+
+  def weights(B: int) -> denoise.Weights:
+    policy, blocks, transforms = _rows(own_params, B)
+    return denoise.Weights(model.params, policy, blocks, stop, transforms)
+
   loop = Denoise(method) if guesses == 1 else DraftVerify(method, guesses)
   temperatures: tuple[float, ...] | None = (0.0,) if policy.temperature == "zero" else None
   if chosen["reweighting"] is not None:
@@ -348,7 +361,7 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
 
 
 def _denoiser(
-  model: Model, chosen: Mapping[str, Any], labels: dict[str, str], batch: int
+  model: Model, chosen: Mapping[str, Any], labels: dict[str, str]
 ) -> tuple[Denoiser, Callable[[Array, Array], Params]]:
   """The denoiser, guided or reweighted where that is asked for, and its weights for a request."""
   denoiser: Denoiser = model.denoiser
@@ -367,6 +380,9 @@ def _denoiser(
   if (part := chosen["guidance"]) is not None:
     labels["guidance"], numbers = grammar.bind("guidance", part, parameters(Guided))
     number = checks.number("guidance", numbers.get("weight", 1.0), 0, 1e6)
-    weight = jnp.full(batch, number, jnp.float32)
-    return guided(denoiser), lambda given, key: Guided(model.params, given, weight)
+
+    def wrapped(given: Array, key: Array) -> Guided:
+      return Guided(model.params, given, jnp.full(len(key), number, jnp.float32))
+
+    return guided(denoiser), wrapped
   return denoiser, lambda given, key: model.params

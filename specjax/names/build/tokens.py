@@ -1,6 +1,7 @@
 """Tokens that the brackets of a name point to."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -10,13 +11,19 @@ from specjax.names.grammar import Part
 from specjax.names.load import Model
 
 
-def tokens_of(model: Model, part: Part, batch: int) -> dict[str, Array]:
+class EachRow(NamedTuple):
+  """An array [..] of every row, where [B, ..] is to stand once B is known."""
+
+  value: Array
+
+
+def tokens_of(model: Model, part: Part) -> dict[str, Array | EachRow]:
   """The argument `tokens` of a part that takes ids from a text; nothing for other parts."""
-  return {"tokens": TOKENS[part.name](model, part, batch)} if part.name in TOKENS else {}
+  return {"tokens": TOKENS[part.name](model, part)} if part.name in TOKENS else {}
 
 
-def _ends(model: Model, part: Part, batch: int) -> Array:
-  """i32[B, M]: the token in the brackets, or the model's end markers.
+def _ends(model: Model, part: Part) -> EachRow:
+  """i32[M] of each row: the token in the brackets, or the model's end markers.
 
   Raises:
     ValueError: a token that the tokenizer does not have, or a model without an end marker.
@@ -29,10 +36,10 @@ def _ends(model: Model, part: Part, batch: int) -> Array:
       f"{grammar.show([part])}: {model.name} has no {wanted}; name the text of a token, as in "
       f"{part.name}[<|endoftext|>]."
     )
-  return jnp.tile(jnp.asarray([ids], jnp.int32), (batch, 1))
+  return EachRow(jnp.asarray(ids, jnp.int32))
 
 
-def _delimiters(model: Model, part: Part, batch: int) -> Array:
+def _delimiters(model: Model, part: Part) -> Array:
   """i32[M], the ids that say the delimiter, by default a line break, or it after a space.
 
   Raises:
@@ -49,7 +56,7 @@ def _delimiters(model: Model, part: Part, batch: int) -> Array:
   return jnp.asarray(ids, jnp.int32)
 
 
-TOKENS: dict[str, Callable[[Model, Part, int], Array]] = {
+TOKENS: dict[str, Callable[[Model, Part], Array | EachRow]] = {
   "end_last": _ends,
   "end_suppressed": _ends,
   "adaptive": _delimiters,
