@@ -2,12 +2,14 @@
 
     python benchmarks/quality/navigation.py --model smollm2-135m
 
-A question asks for one thing of a closed list, which is known. The answers of a method are compared
-with the list: those of the likeliest first tokens, each followed greedily; those of independent
-samples; and those of rounds that are asked with what was found (in-context navigation).
+A prompt asks for one thing of a closed list, which is known. What a method says is compared with
+the list, and the first word of a sample that is in it counts. Compared are the likeliest first
+tokens, each followed greedily; independent samples; and rounds that are asked with what was found
+before (in-context navigation).
 """
 
 import dataclasses
+import re
 import sys
 from collections.abc import Callable
 
@@ -15,9 +17,8 @@ import specjax
 from specjax import command_line
 from specjax.cli.arguments import Weights
 from specjax.eval import metrics, report, table
-from specjax.search.navigation import answer
 
-ASKED = "Name {}. Answer with the name alone."
+ASKED = "an example of {} is"
 RIGHT = {
   "a country in Africa": "Algeria Angola Benin Botswana Burundi Cameroon Chad Comoros Congo "
   "Djibouti Egypt Eritrea Eswatini Ethiopia Gabon Gambia Ghana Guinea Kenya Lesotho Liberia Libya "
@@ -59,11 +60,11 @@ class Config:
 
   model: str = "smollm2-135m"
   weights: Weights = "float"
-  samples: int = 20  # for each question
-  each: int = 4  # of a round
+  samples: int = 12  # for each prompt
+  each: int = 3  # of a round
   temperature: float = 1.0  # of the independent samples
-  max_new_tokens: int = 6
-  batch: int = 20
+  max_new_tokens: int = 5
+  batch: int = 12
   out: str = "results/navigation"
 
 
@@ -76,30 +77,31 @@ def main(config: Config) -> None:
   report.directory(config.out)
   n, new = config.samples, config.max_new_tokens
 
-  def navigated(decoder: specjax.Decoder, each: int, question: str) -> list[str]:
-    (found,) = specjax.search.navigated(decoder, [question], n, new, each=each)
+  def navigated(decoder: specjax.Decoder, each: int, prompt: str) -> list[str]:
+    (found,) = specjax.search.navigated(decoder, [prompt], n, new, each=each)
     return found.said
 
-  def sampled(question: str) -> list[str]:
-    return [r.text for r in drawn([model.chat(question)] * n, new)]
+  def sampled(prompt: str) -> list[str]:
+    return [r.text for r in drawn([prompt] * n, new)]
 
   methods: dict[str, Callable[[str], list[str]]] = {
-    "likeliest first tokens": lambda question: navigated(wide, n, question),
+    "likeliest first tokens": lambda prompt: navigated(wide, n, prompt),
     f"samples, temperature {config.temperature:g}": sampled,
-    f"navigation, {config.each} a round": lambda q: navigated(greedy, config.each, q),
+    f"navigation, {config.each} a round": lambda prompt: navigated(greedy, config.each, prompt),
   }
   cells = {}
   for name, method in methods.items():
     found = {}
     for what, words in RIGHT.items():
       known = {word.lower() for word in words.split()}
-      said = [answer(text).lower() for text in method(ASKED.format(what))]
-      found[what] = (len(known & {*said}), sum(x in known for x in said))
+      said = [re.findall(r"[a-z+#]+", text.lower()) for text in method(ASKED.format(what))]
+      first = [next((word for word in words if word in known), None) for words in said]
+      found[what] = (len({*first} - {None}), len(first) - first.count(None))
     different, right = (sum(x) for x in zip(*found.values(), strict=True))
     total = n * len(RIGHT)
     cells[name] = {
       "different": different, "right": right, "samples": total,
-      "interval": metrics.wilson_interval(different, total), "questions": found,
+      "interval": metrics.wilson_interval(different, total), "prompts": found,
     }  # fmt: skip
   rows = [
     {

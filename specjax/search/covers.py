@@ -130,6 +130,9 @@ class Covers:
     FloatingPointError: the logits became NaN.
   """
 
+  stems: list[Stem]
+  lost: float
+
   def __init__(
     self,
     target: Target,

@@ -9,24 +9,23 @@ from test_conversation import MODEL
 from test_switching import after
 
 import specjax
-from specjax.data.chat import TEMPLATES
 from specjax.search.navigation import answer
 
 WORDS = ["<|end|>", "a", "b", "Ġ", "c", "d", ".", "e", "Ċ", "f", "g", "h"]
-TALKER = dataclasses.replace(
-  MODEL, tokenizer=byte_level(WORDS, []), stop=(0,), template=TEMPLATES["plain"]
-)
-AGAIN = "{question} h {found}"
+TALKER = dataclasses.replace(MODEL, tokenizer=byte_level(WORDS, []), stop=(0,))
+AGAIN = "{prompt} h {found}"
 
 
-def by_hand(question: str, n: int, each: int, new: int) -> list[str]:
+def by_hand(prompt: str, n: int, each: int, new: int) -> list[str]:
   said: list[str] = []
   found: list[str] = []
+  taken = [0]
   while len(said) < n:
-    asked = f"{question} h {', '.join(found)}" if found else question
-    ids = TALKER.chat(asked)
-    best = [i for i in np.argsort(-after(TALKER, ids), kind="stable").tolist() if i != 0]
+    asked = f"{prompt} h {', '.join(found)}" if found else prompt
+    ids = TALKER.encode(asked)
+    best = [i for i in np.argsort(-after(TALKER, ids), kind="stable").tolist() if i not in taken]
     for token in best[: min(each, n - len(said))]:
+      taken.append(token)
       text = [*ids, token]
       while len(text) < len(ids) + new and text[-1] != 0:
         text.append(int(after(TALKER, text).argmax()))
@@ -61,13 +60,13 @@ def test_an_answer_is_its_first_words(text, want):
   ("wrong", "message"),
   [
     ({"n": 0}, "`n` must be between 1 and"),
-    ({"each": 21}, "`each` must be between 1 and 20 .n is the most., got 21"),
+    ({"n": 3, "each": 4}, "`each` must be between 1 and 3 .n is the most., got 4"),
     ({"max_new_tokens": 1}, "`max_new_tokens` must be between 2 and"),
-    ({"again": "{question}"}, "`again` must be a text with {found}, got"),
-    ({"questions": "a"}, "`questions` must be a list of texts, got 'a'"),
+    ({"again": "{prompt}"}, "`again` must be a text with {found}, got"),
+    ({"prompts": "a"}, "`prompts` must be a list of texts, got 'a'"),
   ],
 )
 def test_what_is_not_accepted_is_refused(wrong, message):
-  arguments = {"questions": ["ab a"]} | wrong
+  arguments = {"prompts": ["ab a"], "n": 5} | wrong
   with pytest.raises(ValueError, match=message):
     specjax.search.navigated(specjax.Decoder(TALKER), **arguments)
