@@ -467,7 +467,7 @@ CONVERT = [
   ("--format head --model medusa --target causal --out medusa", "is the model itself"),
 ]  # fmt: skip
 INFO = [
-  ("--model no_such", "'no_such' is no directory with a config.json, no GGUF file, nor in the"),
+  ("--model no_such", "'no_such' is no directory with a config.json, no GGUF file, and no"),
   ("--model noise.gguf", "noise.gguf is truncated or no GGUF file"),
   ("--model causal --revision main",
    "`revision` must be left out for 'causal', which is no model ORG/NAME of the hub, got "
