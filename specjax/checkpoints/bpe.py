@@ -87,6 +87,22 @@ PRE_TOKENIZERS = {
 Prefix = Literal["always", "first", "never"]
 
 
+def pairs(vocab: Mapping[str, int], merges: Sequence[str], where: str) -> list[tuple[str, str]]:
+  """Merges that are written as two tokens with a space between them.
+
+  It raises ValueError for a merge that is no two tokens which make a token.
+  """
+  made: list[tuple[str, str]] = []
+  for i, line in enumerate(merges):
+    first, _, second = line.partition(" ")
+    if not {first, second, first + second} <= vocab.keys():
+      checks.refuse(
+        f"{where}[{i}]", line, "two tokens that make a token, with a space between them"
+      )
+    made.append((first, second))
+  return made
+
+
 def byte_level(
   vocab: Mapping[str, int],
   merges: Sequence[str],
@@ -103,18 +119,11 @@ def byte_level(
     where: what errors call the merges.
     space_first: whether a text is read with a space before it.
 
-  It raises ValueError for a merge that is no two tokens which make a token.
+  It raises ValueError as of `pairs`.
   """
-  pairs: list[tuple[str, str]] = []
-  for i, line in enumerate(merges):
-    first, _, second = line.partition(" ")
-    if not {first, second, first + second} <= vocab.keys():
-      checks.refuse(
-        f"{where}[{i}]", line, "two tokens that make a token, with a space between them"
-      )
-    pairs.append((first, second))
+  made = pairs(vocab, merges, where)
   inner = tokenizers.Tokenizer(
-    models.BPE(vocab=dict(vocab), merges=pairs, ignore_merges=pre.whole_words)
+    models.BPE(vocab=dict(vocab), merges=made, ignore_merges=pre.whole_words)
   )
   if pre.composed:
     inner.normalizer = normalizers.NFC()

@@ -17,6 +17,7 @@ from specjax.checkpoints.hf_cohere import COHERE
 from specjax.checkpoints.hf_deepseek import DEEPSEEK
 from specjax.checkpoints.hf_diffusion_gemma import DIFFUSION_GEMMA
 from specjax.checkpoints.hf_gemma import GEMMA
+from specjax.checkpoints.hf_gemma3n import GEMMA3N
 from specjax.checkpoints.hf_gemma4 import GEMMA4
 from specjax.checkpoints.hf_glm import GLM
 from specjax.checkpoints.hf_gpt_oss import GPT_OSS
@@ -108,6 +109,7 @@ ROWS: dict[str, Row] = (
   | DEEPSEEK
   | LLAMA4
   | GEMMA4
+  | GEMMA3N
   | DIFFUSION_GEMMA
   | QWEN_NEXT
 )
@@ -124,8 +126,6 @@ FAMILIES["diffusion_gemma"] = _CANVAS._replace(  # both halves, as it is publish
 )
 # What a network of these would need.
 _MISSING = {
-  "gemma3n": "embeddings and shared keys of each layer",
-  "deepseek_v2": "experts chosen by a softmax in groups beside latent attention",
   "cohere": "LayerNorm on q and k",
   "falcon_h1": "Mamba layers",
 }

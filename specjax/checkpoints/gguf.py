@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from specjax import checks
 from specjax.checkpoints import (
   few_bits,
+  gguf_delta,
   gguf_groups,
   gguf_layout,
   gguf_rope,
@@ -28,6 +29,7 @@ from specjax.checkpoints.gguf_families import ARCHITECTURES, EPSILON
 from specjax.checkpoints.hf import Checkpoint
 from specjax.checkpoints.hf_layout import Fusion, Stack, assemble, joined
 from specjax.checkpoints.llama2c import halves
+from specjax.checkpoints.stored import room
 from specjax.models.weights import Matrix
 
 _SIZE = functools.partial(checks.whole, least=1)
@@ -54,6 +56,7 @@ _OTHERS = {
   **gguf_rope.SCHEMA,
 }
 _SHIFT = "diffusion.shift_logits"
+_AT_A_TIME = 2**20  # numbers that are widened; the package would hold those of a tensor twice
 _FIRST = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
 _NUMBER, _COUNT = "split.no", "split.count"
 
@@ -104,14 +107,23 @@ def _forget(tensor: ReaderTensor) -> None:
     held.madvise(mmap.MADV_DONTNEED)
 
 
-def _values(tensor: ReaderTensor, number: int | None = None) -> np.ndarray:
-  """The values of a tensor, or of one of the matrices in it, in float32; ValueError where its type
-  cannot be dequantised."""
+def _values(
+  tensor: ReaderTensor, number: int | None = None, dtype: DTypeLike = np.float32
+) -> np.ndarray:
+  """The values of a tensor, or of one of the matrices in it, which are widened a few rows at a
+  time; ValueError where its type cannot be dequantised."""
   own = ... if number is None else number
+  plain = np.asarray(tensor.data)[own]  # slices of a memmap take twice as long
+  shape = _shape(tensor) if number is None else _shape(tensor)[1:]
+  found = room(shape, dtype)
+  stored, rows = plain.reshape(-1, plain.shape[-1]), found.reshape(-1, shape[-1])
+  each = max(1, _AT_A_TIME // shape[-1])
   try:
-    plain = np.asarray(tensor.data)[own]  # slices of a memmap take twice as long
-    shape = _shape(tensor) if number is None else _shape(tensor)[1:]
-    return quants.dequantize(plain, tensor.tensor_type).reshape(shape)
+    for first in range(0, len(rows), each):
+      part = slice(first, first + each)
+      rows[part] = quants.dequantize(stored[part], tensor.tensor_type)
+      _forget(tensor)
+    return found
   except NotImplementedError:
     checks.refuse(
       f"type of tensor {tensor.name}",
@@ -131,7 +143,7 @@ def _config_json(
   keys = {**_KEYS, epsilon: (float, own.epsilon), **own.keys}
   known = {f"{kind}.{k}": check for k, check in _OTHERS.items()}
   known |= {f"{kind}.{k}": check for k, (check, _) in keys.items()}
-  needed = [f"{kind}.{k}" for k in (*_NEEDED, epsilon, *own.needed)]
+  needed = [f"{kind}.{k}" for k in (*_NEEDED, epsilon, *own.needed) if k not in own.absent]
   values = checks.fields_of(metadata, known, where, needed)
   used = {*known, *gguf_tokenizer.KEYS, "general.architecture", _SHIFT, _NUMBER, _COUNT}
   harmless.known_keys(metadata, where, used, harmless.GGUF)
@@ -145,6 +157,7 @@ def _config_json(
   raw["tie_word_embeddings"] = "output.weight" not in tensors
 
   head = raw.get("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
+  head = raw.get("global_head_dim", head)
   lengths = {"value": (head, "the length of keys")}
   if (rank := raw.get("kv_lora_rank")) is not None:  # the cache has one head
     lengths = {"value": (rank, "that of latents"), "key": (rank + head, "that of both")}
@@ -154,6 +167,8 @@ def _config_json(
   if head and found.get("rope.dimension_count", head) != head:
     raw["partial_rotary_factor"] = found["rope.dimension_count"] / head
   stretch = _values(tensors[gguf_rope.STRETCH]) if gguf_rope.STRETCH in tensors else None
+  if own.known is not None:
+    return kind, {**raw, **own.known(raw, tensors, stretch, where)}
   factors = {key: _values(tensors[name]) for name, key in gguf_rope.FACTORS.items()
              if name in tensors}  # fmt: skip
   raw["rope_scaling"] = (
@@ -211,35 +226,48 @@ def load(
   kind, raw = _config_json(metadata, tensors, str(path))
   family = FAMILIES[raw["model_type"]]
   config = family.from_json(raw, str(path))
-  if gguf_rope.STRETCH in tensors:
+  if gguf_rope.STRETCH in tensors and ARCHITECTURES[kind].known is None:
     gguf_rope.check_stretch(config, _values(tensors[gguf_rope.STRETCH]), str(path), kind)
 
   theirs = gguf_layout.names(kind, config.layers)
-  table = gguf_layout.layout(family.layout(config), config, theirs)
+  # By the names of the architecture's own family, of which some networks are of another.
+  table = FAMILIES[ARCHITECTURES[kind].model_type].layout(config)
+  table = gguf_layout.layout(table, config, theirs)
   spare = frozenset(map(theirs, family.spare(config)))
   spare |= {gguf_rope.STRETCH} | (gguf_rope.FACTORS.keys() if kind == "phi3" else set())
   spare |= {f"blk.{config.layers + i}.*" for i in range(raw.get("num_nextn_predict_layers", 0))}
+  # What layers that read another's keys and values have of their own is not used.
+  spare |= {
+    f"blk.{i}.attn_[kv]*" for i in range(config.layers) if config.of_layer(i).source is not None
+  }
   pairs = ARCHITECTURES[kind].pairs
   heads = {"attn_q": config.heads, "attn_k": config.kv_heads} if pairs else {}
   if weights is None:
     kept = config.experts is None and _keeps_bits(table, tensors)
     weights = "native" if kept else "float"
 
+  delta = gguf_layout.recurrent(config)
+  held = dtype if weights in ("float", "native") else np.float32
+
   def read(name: str, index: tuple[slice, ...]) -> np.ndarray:
     name, _, number = name.partition("#")
-    part = name.split(".")[-2]
-    values = _values(tensors[name], int(number) if number else None)
+    part = gguf_delta.part_of(name)
+    own = np.float32 if part == gguf_delta.SLOPE else held  # of which the logarithm is taken
+    values = _values(tensors[name], int(number) if number else None, own)
     values = values.T if part == gguf_layout.TURNED else values
-    _forget(tensors[name])
+    if delta is not None and gguf_delta.is_recurrent(part):
+      values = gguf_delta.ours(part, values, delta, kind)
     return (halves(values, heads[part]) if part in heads else values)[index]
 
   def own_bits(path: tuple[str, ...], parts: Sequence[Fusion]) -> dict[tuple[str, ...], Matrix]:
     """Matrices of few bits."""
     stored = [part.name.partition("#") for part in parts]
     found = [tensors[name] for name, *_ in stored]
-    turned = any(name.split(".")[-2] == gguf_layout.TURNED for name, *_ in stored)
-    if turned or all(x.tensor_type in gguf_groups.FLOATS for x in found):
-      return {}  # groups of inputs would be groups of outputs
+    kinds = {gguf_delta.part_of(name) for name, *_ in stored}
+    moved = gguf_layout.TURNED in kinds or any(part.grouped for part in parts)
+    moved |= delta is not None and any(map(gguf_delta.is_recurrent, kinds))
+    if moved or all(x.tensor_type in gguf_groups.FLOATS for x in found):
+      return {}  # groups of inputs would be groups of outputs, or rows lie otherwise
     for x in found:
       if not gguf_groups.is_held(x.tensor_type):
         checks.refuse(f"type of tensor {x.name}", x.tensor_type.name, f"with {weights} weights "
@@ -255,8 +283,8 @@ def load(
     if not isinstance(parts, Stack):
       return joined(path, made)
     if (whole := few_bits.stacked(made, len(parts) // parts.height)) is None:
-      kinds = ", ".join(sorted({x.tensor_type.name for x in found}))
-      checks.refuse(f"types of {found[0].name} and others", kinds, f"one with {weights} weights")
+      types = ", ".join(sorted({x.tensor_type.name for x in found}))
+      checks.refuse(f"types of {found[0].name} and others", types, f"one with {weights} weights")
     return {path: whole}
 
   shapes = gguf_layout.shapes({name: _shape(tensor) for name, tensor in tensors.items()})

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from specjax import checks
+from specjax.checkpoints import gguf_delta, gguf_gemma4
 
 _SIZE = functools.partial(checks.whole, least=1)
 _NUMBER = functools.partial(checks.number, above=0)
 _SIGMOID = functools.partial(checks.whole, least=2, most=2, note="sigmoids")
+_EITHER = functools.partial(checks.whole, least=1, most=2, note="a softmax or sigmoids")
 Keys = dict[str, tuple[Any, str]]
 """What is accepted of keys after the architecture's name, and their names in a config.json."""
 
@@ -25,8 +27,10 @@ class Architecture(NamedTuple):
     pairs: whether rows of q and k lie in rotary pairs (2i, 2i + 1).
     epsilon: a config.json's name of the norms' epsilon, see `EPSILON`.
     needed: keys that a file must have beside those that all must.
+    absent: keys that a file may lack although others must have them.
     told: keys of a config.json that are true where a tensor of this name is there.
     yarn: from what is known to what a YaRN scaling has beside its sizes.
+    known: in place of `silent` and of the usual scaling, see `gguf_gemma4.known`; or None.
   """
 
   model_type: str
@@ -36,8 +40,10 @@ class Architecture(NamedTuple):
   pairs: bool = False
   epsilon: str = "rms_norm_eps"
   needed: tuple[str, ...] = ()
+  absent: tuple[str, ...] = ()
   told: Mapping[str, str] = {"attention_bias": "blk.0.attn_q.bias"}
   yarn: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda raw: {}
+  known: Callable[..., Mapping[str, Any]] | None = None
 
 
 EPSILON = {
@@ -73,6 +79,15 @@ _LATENT: Keys = {
   "attention.value_length_mla": (_SIZE, "v_head_dim"),
   "rope.dimension_count": (_SIZE, "qk_rope_head_dim"),
 }  # fmt: skip
+_DELTA: Keys = {
+  "ssm.conv_kernel": (_SIZE, "linear_conv_kernel_dim"),
+  "ssm.state_size": (_SIZE, "linear_key_head_dim"),
+  "ssm.group_count": (_SIZE, "linear_num_key_heads"),
+  "ssm.time_step_rank": (_SIZE, "linear_num_value_heads"),
+  "ssm.inner_size": (_SIZE, "linear_values"),
+  "full_attention_interval": (_SIZE, "full_attention_interval"),
+  "nextn_predict_layers": (checks.whole, "num_nextn_predict_layers"),
+}  # fmt: skip
 _SPREAD: Keys = {"rope.scaling.yarn_log_multiplier": (_NUMBER, "mscale_all_dim")}
 _BY_INPUT: Keys = {
   "expert_count": (_SIZE, "num_local_experts"), "expert_used_count": (_SIZE, "num_experts_per_tok"),
@@ -83,6 +98,7 @@ _SCALES: Keys = {
   "embedding_scale": (_NUMBER, "embedding_multiplier"), "logit_scale": (_NUMBER, "logits_scaling"),
   "residual_scale": (_NUMBER, "residual_multiplier"),
   "attention.scale": (_NUMBER, "attention_multiplier"),
+  "rope.scaling.finetuned": (bool, "position_embedding_type"),
 }  # fmt: skip
 
 
@@ -137,15 +153,37 @@ def _glm_moe(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _deepseek(raw: Mapping[str, Any]) -> dict[str, Any]:
-  """Its lengths of keys and values are those of the cache."""
+  """Its lengths of keys and values are those of the cache; a softmax tells DeepSeek-V2."""
   turned = raw["qk_rope_head_dim"]
   plain = {"qk_nope_head_dim": raw["qk_head_dim"] - turned, "head_dim": turned}
-  return {"q_lora_rank": None} | _routed(raw) | plain
+  own = {"q_lora_rank": None} | _routed(raw) | plain
+  if raw["scoring_func"] == 2:
+    return own
+  method = "greedy" if own["n_group"] == 1 else "group_limited_greedy"
+  return own | {"model_type": "deepseek_v2", "topk_method": method}
+
+
+def _granite(raw: Mapping[str, Any]) -> dict[str, Any]:
+  """A Granite 4 may have no rotary embedding, which a key of another name says."""
+  if raw.get("position_embedding_type", True):
+    return _usual(raw)
+  return _usual(raw) | {
+    "model_type": "granitemoehybrid", "layer_types": ["attention"] * raw["num_hidden_layers"],
+    "position_embedding_type": None, "num_local_experts": 0,
+    "shared_intermediate_size": raw["intermediate_size"],
+  }  # fmt: skip
 
 
 def _llama4(raw: Mapping[str, Any]) -> dict[str, Any]:
   """The model of 128 experts has no norms of q and k."""
   return _usual(raw) | {"use_qk_norm": raw["num_local_experts"] != 128}
+
+
+def _qwen_next(raw: Mapping[str, Any]) -> dict[str, Any]:
+  """Experts make the width of dense MLPs, which are nowhere, unknown; the last are draft heads."""
+  layers = raw["num_hidden_layers"] - raw.get("num_nextn_predict_layers", 0)
+  own = {"num_hidden_layers": layers, "intermediate_size": raw.get("intermediate_size", 512)}
+  return _in_part(raw) | own | gguf_delta.sizes(raw)
 
 
 def _mistral3(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,6 +201,7 @@ def _deepseek_yarn(raw: Mapping[str, Any]) -> dict[str, Any]:
   return dict.fromkeys(("mscale", "mscale_all_dim"), round(10 * weight, 6)) if weight else {}
 
 
+_RECURRENT = tuple(key for key in _DELTA if key[:4] == "ssm.")
 ARCHITECTURES: dict[str, Architecture] = {
   "llama": Architecture("llama", {}, _WINDOW, _mistral, pairs=True),
   "qwen2": Architecture("qwen2", told={}),
@@ -174,11 +213,20 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma2", {}, _WINDOW | _CAPS, functools.partial(_scaled_by_width, layers=46)
   ),
   "gemma3": Architecture("gemma3_text", {}, _WINDOW, _gemma3),
+  "gemma3n": Architecture(
+    "gemma3n_text", {}, gguf_gemma4.KEYS_3N, needed=gguf_gemma4.NEEDED_3N, told={},
+    known=gguf_gemma4.known_3n,
+  ),
+  "gemma4": Architecture(
+    "gemma4_text", {}, gguf_gemma4.KEYS, needed=gguf_gemma4.NEEDED, told={},
+    known=gguf_gemma4.known,
+  ),
   "phi3": Architecture("phi3", {}, _WINDOW, _in_part),
   "olmo2": Architecture("olmo2", {}, _WINDOW, _olmo),
   "olmoe": Architecture("olmoe", {"norm_topk_prob": False}, _EXPERTS, _usual),
+  "chatglm": Architecture("glm", {}, {}, _in_part),
   "glm4": Architecture("glm4", {}, {}, _in_part),
-  "granite": Architecture("granite", {}, _SCALES, _usual, pairs=True),
+  "granite": Architecture("granite", {}, _SCALES, _granite, pairs=True),
   "smollm3": Architecture("smollm3", {}, {}, _usual, pairs=True),
   "cohere2": Architecture(
     "cohere2", {}, _WINDOW | {"logit_scale": (_NUMBER, "logit_scale")}, _windows,
@@ -194,6 +242,15 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2_moe", {"norm_topk_prob": False}, _EXPERTS | _WIDTH | _SHARED, _usual
   ),
   "qwen3moe": Architecture("qwen3_moe", {"norm_topk_prob": True}, _EXPERTS | _WIDTH, _usual),
+  "qwen3next": Architecture(
+    "qwen3_next", {"norm_topk_prob": True}, _EXPERTS | _WIDTH | _SHARED | _DELTA, _qwen_next,
+    needed=_RECURRENT,
+  ),
+  "qwen35": Architecture("qwen3_5_text", {}, _DELTA, _qwen_next, needed=_RECURRENT),
+  "qwen35moe": Architecture(
+    "qwen3_5_moe_text", {}, _EXPERTS | _WIDTH | _SHARED | _DELTA, _qwen_next, needed=_RECURRENT,
+    absent=("feed_forward_length",),
+  ),
   "dots1": Architecture(
     "dots1", {}, _ROUTED | _WIDTH, _routed, needed=("expert_shared_count", "expert_gating_func")
   ),
@@ -212,7 +269,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     yarn=lambda raw: {"truncate": False},
   ),
   "deepseek2": Architecture(
-    "deepseek_v3", {}, _ROUTED | _WIDTH | _LATENT | _SPREAD, _deepseek, yarn=_deepseek_yarn,
+    "deepseek_v3", {},
+    _ROUTED | _WIDTH | _LATENT | _SPREAD | {"expert_gating_func": (_EITHER, "scoring_func")},
+    _deepseek, yarn=_deepseek_yarn,
     needed=(
       "expert_shared_count", "expert_gating_func", "attention.kv_lora_rank",
       "attention.key_length_mla", "attention.value_length_mla", "rope.dimension_count",

@@ -10,14 +10,20 @@ from collections.abc import Callable, Mapping
 from gguf import get_tensor_name_map
 from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
 
+from specjax.checkpoints import gguf_delta
 from specjax.checkpoints.files import Shapes
 from specjax.checkpoints.hf_layout import Fusion, Layout, Stack
-from specjax.models.config import Config
+from specjax.models.config import Config, GatedDelta
 
 _KINDS = (".weight", ".bias")
 _NUMBER = re.compile(r"\.experts\.(\d+)\.")
 _WHOLE = re.compile(r"(.*\.experts\.)(gate_up|down)_proj(_bias)?")
-_OF_HEADS = ("attn_k_b", "attn_v_b")
+# Stacks of matrices, beside those of experts: of latents' heads, and of streams.
+_STACKS = ("attn_k_b", "attn_v_b", "altup_proj", "altup_unembd_proj")
+_STREAMS = re.compile(r"(model\.altup_(?:unembed_)?projections)\.(\d+)\.weight")
+# Of Gemma 4's router, and of the experts that it chooses.
+_SCALE = re.compile(r"model\.layers\.(\d+)\.router\.(scale|per_expert_scale)")
+_OF_ROUTER = {"scale": "ffn_gate_inp.scale", "per_expert_scale": "ffn_down_exps.scale"}
 TURNED = "attn_k_b"
 """The stack whose matrices are the transposes of ours."""
 
@@ -29,24 +35,31 @@ def names(architecture: str, layers: int) -> Callable[[str], str]:
   table = get_tensor_name_map(MODEL_ARCH(known[architecture]), layers)
 
   def theirs(name: str) -> str:
+    if found := _SCALE.fullmatch(name):
+      return f"blk.{found[1]}.{_OF_ROUTER[found[2]]}"
+    name = name.replace("linear_attn.dt_bias", "linear_attn.dt_proj.bias")
+    if found := _STREAMS.fullmatch(name):
+      return f"{table.get_name(found[1])}.weight#{found[2]}"
     plain, _, number = name.partition("#")
     if found := _NUMBER.search(plain):
       plain, number = _NUMBER.sub(".experts.", plain), found[1]
     own = table.get_name(re.sub("_bias$", ".bias", plain), _KINDS)
     if own is None:
       return name
-    own = own if own.endswith(_KINDS) else f"{own}.weight"
+    own = own if own.endswith((*_KINDS, gguf_delta.SLOPE)) else f"{own}.weight"
     return f"{own}#{number}" if number else own
 
   return theirs
 
 
-def _experts(parts: list[Fusion]) -> list[Fusion]:
-  """The gates, ups and downs of each expert, where a family has those of all in one tensor."""
+def _experts(c: Config, parts: list[Fusion]) -> list[Fusion]:
+  """The gates, ups and downs of each expert, where a family has those of all in one tensor; gates
+  and ups are one in files of Gemma 4, too."""
   if (found := _WHOLE.fullmatch(parts[0].name)) is None:
     return parts
   base, which, bias = found.groups()
-  own = ("gate", "up") if which == "gate_up" else (which,)
+  together = c.experts is not None and c.experts.beside
+  own = ("gate", "up") if which == "gate_up" and not together else (which,)
   count, rows, *width = parts[0].own_shape
   shape, kind = (rows // len(own), *width), "bias" if bias else "weight"
   return Stack(
@@ -67,11 +80,16 @@ def _heads(c: Config, parts: list[Fusion]) -> list[Fusion]:
   ]
 
 
+def recurrent(c: Config) -> GatedDelta | None:
+  """The sizes of its recurrent layers, or None where there is none."""
+  return next((kind.gated_delta for kind in c.kinds if kind.gated_delta is not None), None)
+
+
 def layout(table: Layout, c: Config, theirs: Callable[[str], str]) -> Layout:
   """A family's layout of a config, by the names that `names` gives; norms of Gemma hold 1 + w."""
   made: Layout = {}
   for path, parts in table.items():
-    own = _heads(c, _experts(parts))
+    own = gguf_delta.apart(_heads(c, _experts(c, parts)), recurrent(c))
     own[:] = [part._replace(name=theirs(part.name), less=0.0) for part in own]
     made[path] = own
   return made
@@ -81,10 +99,10 @@ def shapes(found: Mapping[str, tuple[int, ...]]) -> Shapes:
   """The shapes of all matrices, those of stacks one by one, of the shapes of all tensors."""
   own: dict[str, tuple[int, ...]] = {}
   for name, shape in found.items():
-    part = name.split(".")[-2]
-    if part in _OF_HEADS or part.endswith("_exps"):
+    part = gguf_delta.part_of(name)
+    if part in _STACKS or (part.endswith("_exps") and not name.endswith(".scale")):
       each = shape[:0:-1] if part == TURNED else shape[1:]
       own |= {f"{name}#{number}": each for number in range(shape[0])}
     else:
-      own[name] = shape
+      own[name] = gguf_delta.shape(part, shape)
   return own

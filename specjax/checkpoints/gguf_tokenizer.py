@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tokenizers
 from gguf import TokenType
-from tokenizers import processors
+from tokenizers import models, pre_tokenizers, processors
 
 from specjax import checks
 from specjax.checkpoints import bpe, gguf_ends
@@ -60,7 +60,9 @@ def read(metadata: Mapping[str, Any], vocab_size: int, where: str) -> Text:
 
   tokens = found["tokens"]
   found.setdefault("token_type", (TokenType.NORMAL,) * len(tokens))
-  if len(set(tokens)) < len(tokens) or len(tokens) > vocab_size:
+  kind = checks.choice(f"{where}: tokenizer.ggml.model", found.get("model"), _READERS)
+  # Of two tokens of Gemma 4 with one text the later is read, as in llama.cpp.
+  if (len(set(tokens)) < len(tokens) and kind != "gemma4") or len(tokens) > vocab_size:
     raise ValueError(
       f"{where}: tokenizer.ggml.tokens has {len(tokens)} texts, of which "
       f"{len(set(tokens))} differ, for {vocab_size} ids."
@@ -70,8 +72,7 @@ def read(metadata: Mapping[str, Any], vocab_size: int, where: str) -> Text:
       raise ValueError(
         f"{where}: tokenizer.ggml.{key} has {len(found[key])} values for {len(tokens)} tokens."
       )
-  kind = checks.choice(f"{where}: tokenizer.ggml.model", found.get("model"), ("gpt2", "llama"))
-  inner, starts = (_byte_level if kind == "gpt2" else _sentence_piece)(found, where)
+  inner, starts = _READERS[kind](found, where)
   # These tokens are in the vocabulary already and keep their ids.
   inner.add_tokens(
     [
@@ -129,3 +130,22 @@ def _sentence_piece(found: Mapping[str, Any], where: str) -> tuple[tokenizers.To
   vocab = {token: i for i, token in enumerate(tokens)}
   prefix: bpe.Prefix = "always" if found.get("add_space_prefix", True) else "never"
   return bpe.sentence_piece(bpe.scored(vocab, scores, unknown), prefix), True
+
+
+def _merged(found: Mapping[str, Any], where: str) -> tuple[tokenizers.Tokenizer, bool]:
+  """Gemma 4's, whose merges are of letters; lines of a text and the ends between are apart."""
+  tokens, types = found["tokens"], found["token_type"]
+  unknown = tokens[types.index(TokenType.UNKNOWN)] if TokenType.UNKNOWN in types else None
+  vocab = {token: i for i, token in enumerate(tokens)}
+  merges = bpe.pairs(vocab, found.get("merges", ()), f"{where}: tokenizer.ggml.merges")
+  model = models.BPE(
+    vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True,
+    ignore_merges=True,
+  )  # fmt: skip
+  inner = bpe.sentence_piece(model, "never")
+  inner.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[^\n]+|\n+"), "isolated")
+  return inner, True
+
+
+_READERS = {"gpt2": _byte_level, "llama": _sentence_piece, "gemma4": _merged}
+"""By the value of `tokenizer.ggml.model`."""

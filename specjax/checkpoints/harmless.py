@@ -128,6 +128,7 @@ GGUF: Harmless = {
   "*.embedding_scale": (0, 1), "*.attention.scale": (0,), "*.attention.output_scale": (0,),
   "*.attention.clamp_kqv": (0,), "*.attention.max_alibi_bias": (0,),
   "*.attn_logit_softcapping": (0,), "*.final_logit_softcapping": (0,),
+  "*.rope.dimension_sections": ...,  # a text has the same position in all
   "*.rope.scaling.finetuned": ..., "*.rope.scaling.yarn_ext_factor": (-1, 1),
   "*.rope.scaling.yarn_attn_factor": (1,), "*.rope.scaling.yarn_beta_fast": (32,),
   "*.rope.scaling.yarn_beta_slow": (1,), "*.rope.scaling.yarn_log_multiplier": (0,),

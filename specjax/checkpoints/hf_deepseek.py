@@ -1,8 +1,10 @@
-"""DeepSeek-V3 and Kimi K2: latent attention, and experts chosen by sigmoids in groups."""
+"""DeepSeek-V2, V3 and Kimi K2: latent attention, and experts chosen in groups, in the first by a
+softmax, then by sigmoids."""
 
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from specjax import checks
@@ -27,6 +29,7 @@ _ABSENT = {
   "num_key_value_heads": 128, "max_position_embeddings": 4096,
 }  # fmt: skip
 _EXPERTS = {"first_k_dense_replace": 3, "n_group": 8, "topk_group": 4}
+_GREEDY, _IN_GROUPS = "greedy", "group_limited_greedy"  # `topk_method` of the second
 
 
 def _spread(factor: float) -> float:
@@ -34,7 +37,9 @@ def _spread(factor: float) -> float:
   return 0.1 * math.log(factor) if factor > 1 else 0.0
 
 
-def _read(found: Found) -> dict[str, Any]:
+def _layers(found: Found, family: str, absent: Mapping[str, Any], shared: int) -> dict[str, Any]:
+  """What both have, with the keys of experts that the program has for absent ones, and the number
+  of shared experts."""
   known = found.known
   latent = Latent(**{ours: known.get(key) for ours, key in _LATENT.items()} | {
     "q_rank": found.value("q_lora_rank", 1536) or 0
@@ -50,15 +55,25 @@ def _read(found: Found) -> dict[str, Any]:
   if scaling is not None and (weight := inside.get("mscale_all_dim")):
     scale = (1 + weight * _spread(scaling.factor)) ** 2 * (latent.plain + latent.rotary) ** -0.5
   # The file says of each layer, too, that it has experts, or of all by one number.
-  raw = _EXPERTS | {key: x for key, x in found.raw.items() if key != "moe_layer_freq"}
-  experts = hf_experts.read(raw, "deepseek_v3", known["num_hidden_layers"], found.where)
+  raw = {**absent, **{key: x for key, x in found.raw.items() if key != "moe_layer_freq"}}
+  experts = hf_experts.read(raw, family, known["num_hidden_layers"], found.where)
   assert experts is not None
-  shared = known.get("n_shared_experts", 1) * experts.width
+  width = known.get("n_shared_experts", shared) * experts.width
   return {
     **rope.fields, "latent": latent, "kv_heads": 1, "head_dim": latent.plain + latent.rotary,
     "rotary_dim": latent.rotary, "neighbours": known.get("rope_interleave", True),
-    "attention_scale": scale, "experts": dataclasses.replace(experts, shared_width=shared),
+    "attention_scale": scale, "experts": dataclasses.replace(experts, shared_width=width),
   }  # fmt: skip
+
+
+def _read_v2(found: Found) -> dict[str, Any]:
+  """Groups count where `topk_method` says so."""
+  own = _layers(found, "deepseek_v2", {}, 2)
+  if found.known.get("topk_method", _GREEDY) == _GREEDY:
+    return own
+  known = found.known
+  groups = {"groups": known.get("n_group"), "chosen_groups": known.get("topk_group")}
+  return own | {"experts": dataclasses.replace(own["experts"], **groups)}
 
 
 def _write(c: Config) -> dict[str, Any]:
@@ -80,23 +95,45 @@ def _write(c: Config) -> dict[str, Any]:
   }  # fmt: skip
 
 
+def _write_v2(c: Config) -> dict[str, Any]:
+  raw, greedy = _write(c), c.experts is None or c.experts.groups == 1
+  own = {key: x for key, x in raw.items() if key not in ("rope_interleave", _DRAFTS)}
+  return own | {"topk_method": _GREEDY if greedy else _IN_GROUPS}
+
+
+_DRAFTS = "num_nextn_predict_layers"
+_KEYS = {**dict.fromkeys(_LATENT.values(), _SIZE), "n_shared_experts": _SIZE}
+_MORE = ("n_routed_experts", "num_local_experts", "moe_intermediate_size", "norm_topk_prob",
+         "routed_scaling_factor", "first_k_dense_replace")  # fmt: skip
+# What the published files have beside what their program reads.
+_IDLE = {
+  "qk_head_dim": ..., "ep_size": ..., "seq_aux": ..., "aux_loss_alpha": ...,
+  "moe_layer_freq": (1,),
+}  # fmt: skip
 DEEPSEEK = {
   "deepseek_v3": Row(
-    "DeepseekV3ForCausalLM", _NAMES, _read, _write,
+    "DeepseekV3ForCausalLM", _NAMES,
+    functools.partial(_layers, family="deepseek_v3", absent=_EXPERTS, shared=1), _write,
     {
-      **dict.fromkeys(_LATENT.values(), _SIZE), "rope_interleave": bool, "n_shared_experts": _SIZE,
+      **_KEYS, "rope_interleave": bool,
       # Of one expert the program makes the weight 1 where it is normalised, this one does not.
       "num_experts_per_tok": functools.partial(checks.whole, least=2),
     },
     _ABSENT,
-    # What the published files have beside what their program reads, and the draft layers.
     idle={
-      "qk_head_dim": ..., "ep_size": ..., "seq_aux": ..., "aux_loss_alpha": ...,
-      "moe_layer_freq": (1,), "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",),
-      "num_nextn_predict_layers": ..., "num_mtp_layers": ...,
+      **_IDLE, "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",),
+      _DRAFTS: ..., "num_mtp_layers": ...,
     },
-    more=("n_routed_experts", "num_local_experts", "moe_intermediate_size", "norm_topk_prob",
-          "routed_scaling_factor", "n_group", "topk_group", "first_k_dense_replace"),
+    more=(*_MORE, "n_group", "topk_group"),
     spare=("model.layers.{}.*",),
+  ),
+  "deepseek_v2": Row(
+    "DeepseekV2ForCausalLM", _NAMES, _read_v2, _write_v2,
+    {
+      **_KEYS, "num_experts_per_tok": _SIZE, "n_group": _SIZE, "topk_group": _SIZE,
+      "topk_method": functools.partial(checks.choice, accepted=(_GREEDY, _IN_GROUPS)),
+    },
+    _ABSENT | {"num_key_value_heads": 32, "max_position_embeddings": 2048},
+    idle={**_IDLE, "scoring_func": ("softmax",)}, more=_MORE,
   ),
 }  # fmt: skip

@@ -110,6 +110,12 @@ _OF_ROWS = {
      "chosen_groups": 4},
     {"router": "sigmoid"},
   ),
+  # Its program never normalises, whatever norm_topk_prob says.
+  "deepseek_v2": Keys(
+    "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size",
+    {"count": 64, "width": 1407, "scale": 1.0}, {"normalised": False},
+    {"norm_topk_prob": (None, False)},
+  ),
 }  # fmt: skip
 _MORE = {"normalised": "norm_topk_prob", "scale": "routed_scaling_factor", "groups": "n_group",
          "chosen_groups": "topk_group"}  # fmt: skip
@@ -188,7 +194,7 @@ def family_of(config: Config, mask: bool, shift: bool) -> tuple[str, str]:
   """
   c = config.experts
   assert c is not None
-  plain = c.scale == 1 and not c.shared_width and config.rotary_dim is None
+  plain = c.scale == 1 and c.groups == 1 and not c.shared_width and config.rotary_dim is None
   denoiser = mask and not (config.causal or config.window or config.any_order or shift)
   normed, blocks = config.qk_norm and not config.qkv_bias, config.block_length is not None
   if c.router == "sigmoid" and c.normalised and denoiser and normed and blocks:

@@ -22,12 +22,14 @@ from specjax.checkpoints.hf_rows import (
 from specjax.models.config import Config, Experts, Kind
 
 SIZE = functools.partial(checks.whole, least=1)
-_NAMES = _FOUR_NORMS | {
+OWN_EMBEDDINGS = {
   "layer_embedding": "model.embed_tokens_per_layer",
   "layer_projection": "model.per_layer_model_projection",
-  "layer_norm": "model.per_layer_projection_norm", "layer_scale": "layer_scalar",
-  "own_gate": "per_layer_input_gate", "own_out": "per_layer_projection",
-  "own_norm": "post_per_layer_input_norm", "dense_out_norm": "post_feedforward_layernorm_1",
+  "layer_norm": "model.per_layer_projection_norm", "own_gate": "per_layer_input_gate",
+  "own_out": "per_layer_projection", "own_norm": "post_per_layer_input_norm",
+}  # fmt: skip
+_NAMES = _FOUR_NORMS | OWN_EMBEDDINGS | {
+  "layer_scale": "layer_scalar", "dense_out_norm": "post_feedforward_layernorm_1",
   "experts_norm": "pre_feedforward_layernorm_2",
   "experts_out_norm": "post_feedforward_layernorm_2", "router": "router.proj",
   "router_scale": "router.scale", "expert_scale": "router.per_expert_scale",
@@ -61,7 +63,7 @@ def _sizes(found: Found, types: list[str]) -> list[dict[str, int]]:
   return [{ours: own.get(key, 0) for key, ours in _OF_LAYER.items()} for own in every]
 
 
-def _source(found: Found, types: list[str], layer: int) -> int | None:
+def source(found: Found, types: list[str], layer: int) -> int | None:
   """The layer whose keys and values this one reads: the last of its type that has its own."""
   alone = len(types) - found.known.get("num_kv_shared_layers", 0)
   if layer < alone:
@@ -88,14 +90,14 @@ def _kinds(found: Found) -> list[Kind]:
     of_type[LOCAL] = dataclasses.replace(of_type[LOCAL], window=window)
   kinds = []
   for i, (kind, sizes) in enumerate(zip(types, _sizes(found, types), strict=True)):
-    source = _source(found, types, i)
-    wide = source is not None and known.get("use_double_wide_mlp", False)
+    shared = source(found, types, i)
+    wide = shared is not None and known.get("use_double_wide_mlp", False)
     usual_sizes = {"head_dim": known["head_dim"], "kv_heads": known["num_key_value_heads"]}
     own: dict[str, Any] = {name: 0 if x == usual_sizes[name] else x for name, x in sizes.items()}
-    same = source is None and kind == FULL and known.get("attention_k_eq_v", False)
+    same = shared is None and kind == FULL and known.get("attention_k_eq_v", False)
     width = 2 * known["intermediate_size"] if wide else 0
     kinds.append(
-      dataclasses.replace(of_type[kind], **own, mlp_width=width, keys_as_values=same, source=source)
+      dataclasses.replace(of_type[kind], **own, mlp_width=width, keys_as_values=same, source=shared)
     )
   return kinds
 

@@ -17,7 +17,7 @@ from specjax.base import Params
 from specjax.checkpoints.files import Shapes, Tensors
 from specjax.checkpoints.stored import room
 from specjax.models import sharding
-from specjax.models.config import Config, Experts, GatedDelta
+from specjax.models.config import Config, Experts, GatedDelta, Streams
 from specjax.models.groups import Groups, concatenate
 from specjax.models.weights import Matrix, parameter
 
@@ -136,7 +136,7 @@ def layout(c: Config, names: Names) -> Layout:
     table["lm_head",] = [Fusion(f"{names['lm_head']}.weight", (c.vocab_size, E))]
   if P := c.layer_embedding:
     shapes = {
-      "layer_embedding": (c.vocab_size, c.layers * P),
+      "layer_embedding": (c.layer_vocab or c.vocab_size, c.layers * P),
       "layer_projection": (c.layers * P, E),
     }
     for name, shape in shapes.items():
@@ -144,6 +144,15 @@ def layout(c: Config, names: Names) -> Layout:
     table["layer_norm", "weight"] = [Fusion(f"{names['layer_norm']}.weight", (P,))]
   if c.canvas is not None:
     table |= _self_conditioning(c, names)
+  if c.streams is not None:
+    of_streams = {
+      name: [Fusion(f"{names[f'streams_{name}'].format(i)}.weight", (E, E))
+             for i in range(c.streams.count - 1)]
+      for name in ("apart", "together")
+    }  # fmt: skip
+    table["stream_ends", "apart"] = of_streams["apart"]
+    for i, part in enumerate(of_streams["together"], 1):
+      table["stream_ends", f"together_{i}"] = [part]
   for i in range(c.layers):
     table |= block(c.of_layer(i), (f"layer_{i}",), names["layer"].format(i), names)
   return table
@@ -220,6 +229,8 @@ def block(
     norms += ("own_norm",)
     table[*ours, "own_gate"] = [of(names["own_gate"], c.layer_embedding, E)]
     table[*ours, "own_out"] = [of(names["own_out"], E, c.layer_embedding)]
+  if c.streams is not None:
+    table |= _altup(c.streams, E, ours, theirs, of, names)
   if c.layer_scale:
     table[*ours, "layer_scale"] = [Fusion(f"{theirs}.{names['layer_scale']}", (1,))]
   table |= {(*ours, x, "weight"): [of(names[x], E)] for x in norms}
@@ -234,6 +245,23 @@ def block(
     for x in ("q_norm",) if c.source is not None else ("q_norm", "k_norm"):
       table[*ours, x, "weight"] = [of(names[x], C * heads.get(x, 1))]
   return table
+
+
+def _altup(
+  c: Streams, E: int, ours: tuple[str, ...], theirs: str, of: Callable[..., Fusion], names: Names
+) -> Layout:
+  """What a layer of several streams has beside others."""
+  A, R = c.count, c.rank
+  return {
+    (*ours, "altup", "norm", "weight"): [of(names["altup_norm"], E)],
+    (*ours, "altup", "router"): [of(names["altup_router"], A, E)],
+    (*ours, "altup", "before"): [of(names["altup_before"], A * A, A)],
+    (*ours, "altup", "behind"): [of(names["altup_behind"], A, A)],
+    (*ours, "altup", "scale"): [Fusion(f"{theirs}.{names['altup_scale']}", (E,))],
+    (*ours, "laurel", "down"): [of(names["laurel_down"], R, E)],
+    (*ours, "laurel", "up"): [of(names["laurel_up"], E, R)],
+    (*ours, "laurel", "norm", "weight"): [of(names["laurel_norm"], E)],
+  }
 
 
 def _latent(c: Config, ours: tuple[str, ...], of: Callable[..., Fusion], names: Names) -> Layout:
@@ -405,8 +433,9 @@ def assemble(
       )
       for p in parts
     )
-    # A router's choice jumps where its logits change a little; a convolution has few numbers.
-    own = "float" if path[-1] in ("router", "kernel") or path[-1].endswith("_bias") else weights
+    # A router's choice jumps where its logits change a little; the others have few numbers.
+    few = ("router", "kernel", "before", "behind")
+    own = "float" if path[-1] in few or path[-1].endswith("_bias") else weights
     if own in ("float", "native"):
       shape = sum(p.own_shape[0] for p in parts), *parts[0].own_shape[1:]
       whole = gathered(pieces, shape, dtype)

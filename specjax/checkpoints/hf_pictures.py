@@ -15,6 +15,11 @@ TEXTS: Mapping[str, Mapping[str, Any]] = {
     "tie_word_embeddings": True,
   },
   "gemma4": {"model_type": "gemma4_text", "tie_word_embeddings": True},
+  "gemma3n": {
+    "model_type": "gemma3n_text", "vocab_size": 262400, "hidden_size": 2048,
+    "intermediate_size": 16384, "num_hidden_layers": 35, "num_attention_heads": 8,
+    "tie_word_embeddings": True,
+  },
   "diffusion_gemma": {"model_type": "diffusion_gemma_text", "tie_word_embeddings": True},
   "llama4": {"model_type": "llama4_text", "tie_word_embeddings": False},
   "mistral3": {"model_type": "mistral", "tie_word_embeddings": False},
@@ -33,9 +38,11 @@ _OF_PICTURES = (
   "video_token_id", "vision_start_token_id", "vision_end_token_id",
   "multimodal_projector_bias", "spatial_merge_size", "vision_feature_layer",
   "audio_config", "boa_token_id", "eoa_token_index", "audio_token_id", "video_token_id",
+  "eoa_token_id", "audio_soft_tokens_per_image", "vision_soft_tokens_per_image",
 )  # fmt: skip
 _PREFIX = "language_model."
-_INSIDE = ("gemma4", "qwen3_5", "qwen3_5_moe")  # tower and language model are in one `model`
+# Of these the tower and the language model are in one `model`.
+_INSIDE = ("gemma3n", "gemma4", "qwen3_5", "qwen3_5_moe")
 _TOWER = {"vision_tower.*", "vision_model.*", "multi_modal_projector.*", "model.visual.*"}
 _TOWERS_OF_GEMMA4 = {
   "model.vision_tower.*", "model.audio_tower.*", "model.embed_vision.*", "model.embed_audio.*",
@@ -79,5 +86,5 @@ def within(layout: Layout, family: str) -> Layout:
 
 def spare(names: frozenset[str], family: str) -> frozenset[str]:
   """What is not read of such a file, given what is not read of the language model's own."""
-  towers = _TOWERS_OF_GEMMA4 if family == "gemma4" else _TOWER
+  towers = _TOWERS_OF_GEMMA4 if family in ("gemma3n", "gemma4") else _TOWER
   return frozenset(towers | {_place(family, name) for name in names})

@@ -76,7 +76,7 @@ def kinds_of(c: Config) -> tuple[Kind, ...]:
   """The kind of every layer of a config."""
   alone = Kind(
     c.window, c.rope_theta, c.rope_scaling, c.rotary_dim, c.chunk,
-    keys_as_values=c.keys_as_values, source=c.source,
+    keys_as_values=c.keys_as_values, source=c.source, sparsity=c.sparsity,
   )  # fmt: skip
   return c.kinds or (alone,) * c.layers
 

@@ -53,8 +53,8 @@ class Experts:
       expert reads, not what it says, by the logit's sigmoid (Llama 4).
     normalised: whether the weights of a token's experts sum to 1, before `scale`.
     scale: what these weights are multiplied with.
-    groups, chosen_groups: of "sigmoid", equal groups of experts, and how many of them are open to a
-      token.
+    groups, chosen_groups: of "sigmoid" and "softmax", equal groups of experts, and how many of them
+      are open to a token.
     shared_width: width of the expert that every token passes, 0 for none.
     beside: whether a dense MLP is beside the experts of a layer, each with norms of its own, and
       the router reads the stream scaled by weights (Gemma 4).
@@ -93,8 +93,9 @@ class Experts:
     checks.whole("shared_width", self.shared_width, note="0 for no shared expert")
     checks.whole("dense_layers", self.dense_layers)
     checks.number("scale", self.scale, above=0)
-    if self.groups > 1 and (self.router != "sigmoid" or self.count % self.groups):
-      accepted = f"1, or a divisor of count={self.count} with router='sigmoid'"
+    in_groups = self.router in ("sigmoid", "softmax") and self.count % self.groups == 0
+    if self.groups > 1 and not in_groups:
+      accepted = f"1, or a divisor of count={self.count} with router='sigmoid' or 'softmax'"
       checks.refuse("groups", self.groups, accepted)
     checks.whole("chosen_groups", self.chosen_groups, 1, self.groups)
     if self.chosen > self.count // self.groups * self.chosen_groups:
@@ -132,6 +133,23 @@ class Latent:
     for name in ("rank", "plain", "rotary", "value"):
       checks.whole(name, getattr(self, name), 1)
     checks.whole("q_rank", self.q_rank, note="0 for none")
+
+
+@dataclasses.dataclass(frozen=True)
+class Streams:
+  """Several streams, of which one passes a layer (AltUp), see `models.altup`.
+
+  Attributes:
+    count: A of them.
+    rank: of the product beside attention (LAuReL).
+  """
+
+  count: int
+  rank: int
+
+  def __post_init__(self):
+    checks.whole("count", self.count, 2)
+    checks.whole("rank", self.rank, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +194,7 @@ class Kind:
   keys_as_values: bool = False
   source: int | None = None
   gated_delta: GatedDelta | None = None
+  sparsity: float = 0.0
 
   @property
   def fields(self) -> dict[str, Any]:
@@ -227,6 +246,10 @@ class Config:
     layer_scale: whether a number multiplies the stream behind the layer (Gemma 4).
     layer_embedding: P: width of the embedding that a token has in each layer, of which a gated MLP
       behind the layer makes what it adds (Gemma 4); 0 for none.
+    layer_vocab: how many tokens, the first, have such an embedding of their own; the others have
+      that of token 0 (Gemma 3n). None for all.
+    streams: where there are several of them (Gemma 3n), or None.
+    sparsity: the share of a dense MLP's gates that are to be 0, see `altup.largest` (Gemma 3n).
     latent: of latent attention, whose cache has one key head (DeepSeek-V3); None for the usual one.
     attention_scale: what scores are multiplied with, None for C ** -0.5.
     attention_cap, logit_cap: c of c tanh(x / c) over scores and logits (Gemma 2), None for none.
@@ -279,6 +302,9 @@ class Config:
   gated_delta: GatedDelta | None = None
   attention_gate: bool = False
   canvas: int | None = None
+  layer_vocab: int | None = None
+  streams: Streams | None = None
+  sparsity: float = 0.0
 
   def __post_init__(self):
     checks.choice("norms", self.norms, ("before", "after", "both", "shared"))
@@ -298,6 +324,11 @@ class Config:
       checks.whole("canvas", self.canvas, 1, note="slots")
       if self.causal or not self.layer_scale:
         checks.refuse("canvas", self.canvas, "None with causal=True or without layer_scale")
+    checks.number("sparsity", self.sparsity, 0, below=1)
+    if self.layer_vocab is not None:
+      checks.whole("layer_vocab", self.layer_vocab, 1, self.vocab_size)
+    if self.streams is not None and (self.norms != "both" or not self.layer_embedding):
+      checks.refuse("streams", self.streams, "None without norms='both' and layer_embedding")
     if self.any_order and (self.causal or self.block_length is not None):
       checks.refuse("any_order", True, "False with causal=True, or with blocks")
     rotary = self.rotary_dim
@@ -366,5 +397,5 @@ _NEWER = (
   "unit_qk", "chunk", "unit_v", "keys_as_values", "source", "layer_scale", "layer_embedding",
   "latent", "attention_scale", "attention_cap", "logit_cap",
   "embedding_scale", "residual_scale", "logit_scale", "attention_gate",
-  "canvas",
+  "canvas", "layer_vocab", "streams", "sparsity",
 )  # fmt: skip

@@ -5,8 +5,9 @@ a tree or a batch changes nothing but the order in which weights are read. How m
 grows with the rows, see `eval.experts_read`.
 
 Mixtral (Jiang et al. 2024, arXiv 2401.04088), Qwen3 (Yang et al. 2025, arXiv 2505.09388) and
-LLaDA-MoE (Zhu et al. 2025, arXiv 2509.24389) choose by a softmax, LLaDA2.0 (2025) by sigmoids in
-groups, BlockFFN (Song et al. 2025, arXiv 2507.08771) by ReLU. GPT-OSS (2025) has biases everywhere.
+LLaDA-MoE (Zhu et al. 2025, arXiv 2509.24389) choose by a softmax, DeepSeek-V2 (2024, arXiv
+2405.04434) by one in groups, LLaDA2.0 (2025) by sigmoids in groups, BlockFFN (Song et al. 2025,
+arXiv 2507.08771) by ReLU. GPT-OSS (2025) has biases everywhere.
 
 Letters: B batch, N nodes, R rows, E width, X experts, k experts of a row, F width of an expert.
 """
@@ -47,9 +48,20 @@ class Chosen(NamedTuple):
   weight: Array
 
 
+def _of_best_groups(c: Experts, value: Array, best: int) -> Array:
+  """f32[..., X], the values of experts in the groups whose `best` largest add up to most; -inf for
+  those in the other groups."""
+  groups = value.reshape(*value.shape[:-1], c.groups, -1)
+  _, group = lax.top_k(lax.top_k(groups, min(best, groups.shape[-1]))[0].sum(-1), c.chosen_groups)
+  allowed = jax.nn.one_hot(group, c.groups, dtype=bool).any(-2)
+  return jnp.where(allowed[..., None], groups, -jnp.inf).reshape(value.shape)
+
+
 def by_softmax(c: Experts, logits: Array) -> Chosen:
-  """The k likeliest of logits f32[..., X]; where `normalised`, their probabilities sum to 1."""
-  share, expert = lax.top_k(jax.nn.softmax(logits), c.chosen)
+  """The k likeliest of the best groups of logits f32[..., X], whose likeliest expert counts
+  (DeepSeek-V2, section 2.2.2); where `normalised`, their probabilities sum to 1."""
+  share = jax.nn.softmax(logits)
+  share, expert = lax.top_k(share if c.groups == 1 else _of_best_groups(c, share, 1), c.chosen)
   if c.normalised:
     share = share / share.sum(-1, keepdims=True)
   return Chosen(expert, share * c.scale)
@@ -61,12 +73,8 @@ def by_sigmoid(c: Experts, logits: Array, bias: Array) -> Chosen:
   The value of a group is the sum of its two largest.
   """
   share = jax.nn.sigmoid(logits)
-  value = (share + jnp.broadcast_to(bias, share.shape)).reshape(*logits.shape[:-1], c.groups, -1)
-  best = lax.top_k(value, min(2, value.shape[-1]))[0].sum(-1)
-  _, group = lax.top_k(best, c.chosen_groups)
-  allowed = jax.nn.one_hot(group, c.groups, dtype=bool).any(-2)
-  value = jnp.where(allowed[..., None], value, -jnp.inf)
-  _, expert = lax.top_k(value.reshape(logits.shape), c.chosen)
+  value = _of_best_groups(c, share + jnp.broadcast_to(bias, share.shape), 2)
+  _, expert = lax.top_k(value, c.chosen)
   share = jnp.take_along_axis(share, expert, -1)
   if c.normalised and c.chosen > 1:
     share = share / (share.sum(-1, keepdims=True) + 1e-20)

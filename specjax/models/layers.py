@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import KV
+from specjax.models import altup
 from specjax.models import cache as kv_cache
 from specjax.models.attention import attend
 from specjax.models.config import Config
@@ -198,6 +199,8 @@ class TransformerBlock(nn.Module):
   def _dense(self, h: Array) -> Array:
     """The dense MLP of h [B, N, E]."""
     gate, up = self.gate_up.linear(h)
+    if self.config.sparsity:
+      gate = altup.largest(gate, self.config.sparsity)
     return linear(
       (nn.silu(gate) if self.config.activation == "silu" else nn.gelu(gate)) * up, self.down
     )
@@ -206,13 +209,15 @@ class TransformerBlock(nn.Module):
     """The stream x [B, N, E] with what some families do to it behind a layer, given what the tokens
     have in this layer, [B, N, P]."""
     if self.config.layer_embedding:
-      if embedded is None:
-        raise ValueError(
-          "`embedded` must be given to layers with embeddings of their own, got None."
-        )
-      own = nn.gelu(linear(x, self.own_gate)) * embedded
-      x = x + self.own_norm(linear(own, self.own_out))
+      x = x + self._of_tokens(x, embedded)
     return x * jnp.broadcast_to(self.layer_scale, x.shape) if self.config.layer_scale else x
+
+  def _of_tokens(self, x: Array, embedded: Array | None) -> Array:
+    """What is added of the tokens' embeddings in this layer."""
+    if embedded is None:
+      raise ValueError("`embedded` must be given to layers with embeddings of their own, got None.")
+    own = nn.gelu(linear(x, self.own_gate)) * embedded
+    return self.own_norm(linear(own, self.own_out))
 
   def attended(self, x, angle, mask, prefix, earlier=None, attention_input=None, read=None):
     """Attention's half: x [B, N, E] -> (x, k [B, K, N, C], v); see `attend` for mask and prefix.
@@ -265,7 +270,31 @@ class RecurrentBlock(TransformerBlock):
     return x + y, nodes, inputs
 
 
+class AltUpBlock(TransformerBlock):
+  """A layer of several streams [B, N, A, E], of which the first passes it, see `models.altup`."""
+
+  def setup(self):
+    super().setup()
+    c, own = self.config, self.config.streams
+    assert own is not None
+    self.altup = altup.AltUp(c.width, own.count, c.norm_epsilon)
+    self.laurel = altup.Laurel(own.rank, c.norm_epsilon)
+
+  def __call__(
+    self, x, angle, mask, prefix, earlier=None, attention_input=None, read=None, embedded=None
+  ):
+    predicted = self.altup.predicted(x)
+    first = predicted[:, :, 0]
+    y, k, v = self.attended(first, angle, mask, prefix, earlier, attention_input, read)
+    y = (y + self.laurel(self.attention_norm(first))) * 2**-0.5
+    x = self.altup.corrected(predicted, y + self.mlp(y))
+    added = self._of_tokens(self.altup.scaled(x[:, :, 0]), embedded)
+    return jnp.concatenate([x[:, :, :1], x[:, :, 1:] + added[:, :, None]], 2), k, v
+
+
 def _block(config: Config) -> type[TransformerBlock]:
+  if config.streams is not None:
+    return AltUpBlock
   return TransformerBlock if config.gated_delta is None else RecurrentBlock
 
 
@@ -299,6 +328,8 @@ class Layers(nn.Module):
       return kind(own, width, self.has_mlp, name=f"layer_{number}")
 
     self.blocks = [block(i) for i in range(c.layers)]
+    if c.streams is not None:
+      self.stream_ends = altup.StreamEnds(c.width, c.streams.count)
 
   def __call__(
     self,
@@ -337,7 +368,8 @@ class Layers(nn.Module):
       hidden_layers: layers whose input is wanted (static).
 
     Returns:
-      ([B, N, E] before the final norm, KV of the layers run, the hidden_layers).
+      ([B, N, E] before the final norm, KV of the layers run, the hidden_layers, of several streams
+      the first).
     """
     angle = angles_of_layers(self.config, position)
     M = 0 if earlier is None else earlier.k[0].shape[2]
@@ -365,8 +397,10 @@ class Layers(nn.Module):
       return own, far
 
     ks, vs, inputs = [], [], []
+    several = self.config.streams is not None
+    x = self.stream_ends.spread(x) if several else x
     for i, block in list(enumerate(self.blocks))[start:stop]:
-      inputs.append(x)
+      inputs.append(x[:, :, 0] if several else x)
       layer = self.config.of_layer(i)
       j = i if layer.source is None else layer.source
       if j < start:
@@ -384,5 +418,6 @@ class Layers(nn.Module):
       x, k, v = block(x, angle[i], own, prefix, before, given, read, of_layer)
       ks.append(k)
       vs.append(v)
+    x = self.stream_ends.joined(x) if several else x
     inputs.append(x)
     return x, KV(tuple(ks), tuple(vs)), tuple(inputs[i - start] for i in hidden_layers)

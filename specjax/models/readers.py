@@ -66,6 +66,7 @@ def reader(c: Config, layer: int, width: int, heads: int, mlp_width: int) -> Con
     keys_as_values=False,
     attention_gate=False,
     layer_embedding=0,
+    streams=None,
   )
 
 

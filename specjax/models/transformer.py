@@ -43,8 +43,8 @@ class Transformer(nn.Module):
     nn.share_scope(self, self.layers)  # layer_0, ... lie beside the embedding
     self.norm = RMSNorm(c.norm_epsilon, c.centred)
     if c.layer_embedding:
-      of_layers = c.layers * c.layer_embedding
-      self.layer_embedding = weight(self, "layer_embedding", INIT, (c.vocab_size, of_layers))
+      of_layers, words = c.layers * c.layer_embedding, c.layer_vocab or c.vocab_size
+      self.layer_embedding = weight(self, "layer_embedding", INIT, (words, of_layers))
       self.layer_projection = weight(self, "layer_projection", INIT, (of_layers, c.width))
       self.layer_norm = RMSNorm(c.norm_epsilon)
     if c.canvas is not None:
@@ -63,6 +63,8 @@ class Transformer(nn.Module):
     c, shape = self.config, (*tokens.shape, self.config.layers, self.config.layer_embedding)
     if not c.layer_embedding:
       return None
+    if c.layer_vocab is not None:
+      tokens = jnp.where(tokens < c.layer_vocab, tokens, 0)
     own = lookup(self.layer_embedding, tokens).reshape(shape) * c.layer_embedding**0.5
     made = self.layer_norm((linear(x, self.layer_projection) * c.width**-0.5).reshape(shape))
     return (made + own) * 2**-0.5
@@ -190,6 +192,9 @@ def target(config: Config, whole: bool = True) -> LayeredTarget:
       source=None,
       layer_scale=False,
       layer_embedding=0,
+      layer_vocab=None,
+      streams=None,
+      sparsity=0.0,
       qk_norm=config.qk_norm and qk_norm,
       qkv_bias=config.qkv_bias if qkv_bias is None else qkv_bias,
     )

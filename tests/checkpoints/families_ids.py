@@ -1,26 +1,22 @@
-"""Compares greedy tokens of the fixtures' families with those of transformers:
+"""Texts of the fixtures' families, ours and those of transformers, which needs torch.
 
-    python tests/checkpoints/families_ids.py [FAMILY ...]
-
-Needs torch. Prompts are 40 tokens long, and so longer than the windows, of 5; ours are decoded with
-prompt lookup's drafts.
+Prompts are 40 tokens long, and so longer than the windows, of 5.
 """
 
 import json
 import pathlib
-import sys
-import tempfile
 import warnings
 
 import numpy as np
-from test_families import MODELS, VOCAB, directory_of
+from test_families import VOCAB, directory_of
 
 import specjax
-from specjax.checkpoints import hf
+from specjax.checkpoints.hf import Checkpoint
 from specjax.names.load import Model
 
 PROMPTS = np.random.default_rng(1).integers(0, VOCAB, (2, 40))
 COUNT = 200
+Texts = list[list[int]]
 
 
 def stretched(name: str, directory: pathlib.Path) -> pathlib.Path:
@@ -33,7 +29,8 @@ def stretched(name: str, directory: pathlib.Path) -> pathlib.Path:
   return directory
 
 
-def theirs(directory: pathlib.Path, pictures: bool) -> list[list[int]]:
+def theirs(directory: pathlib.Path, pictures: bool) -> Texts:
+  """Greedy tokens of transformers."""
   import torch
   import transformers
 
@@ -51,20 +48,14 @@ def theirs(directory: pathlib.Path, pictures: bool) -> list[list[int]]:
   return said[:, PROMPTS.shape[1] :].tolist()
 
 
-def main() -> None:
-  for name in sys.argv[1:] or MODELS:
-    with tempfile.TemporaryDirectory() as path:
-      directory = stretched(name, pathlib.Path(path))
-      found = hf.load(directory)._replace(stop=())
-      expected = theirs(directory, "vision_config" in MODELS[name])
-    decoder = specjax.Decoder(Model(name, **found._asdict()), "prompt_lookup-4", batch=2)
-    said = [list(result.tokens) for result in decoder(PROMPTS.tolist(), COUNT)]
-    equal = sum(
-      a == b for x, y in zip(said, expected, strict=True) for a, b in zip(x, y, strict=True)
-    )
-    different = len({token for text in expected for token in text})
-    print(f"{name}: {equal} of {2 * COUNT} tokens equal, {different} different ones", flush=True)
+def ours(found: Checkpoint, drafter: str, **sampling: float) -> Texts:
+  """What a decoder with a drafter says."""
+  model = Model("family", **found._replace(stop=())._asdict())
+  decoder = specjax.Decoder(model, drafter, batch=len(PROMPTS), **sampling)
+  return [list(result.tokens) for result in decoder(PROMPTS.tolist(), COUNT)]
 
 
-if __name__ == "__main__":
-  main()
+def equal(some: Texts, others: Texts) -> int:
+  """How many tokens are."""
+  pairs = zip(some, others, strict=True)
+  return sum(a == b for x, y in pairs for a, b in zip(x, y, strict=True))

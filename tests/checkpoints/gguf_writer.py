@@ -6,6 +6,7 @@ converter, stated anew.
 
 import json
 import pathlib
+import statistics
 
 import gguf as package
 import numpy as np
@@ -80,7 +81,9 @@ def read_directory(directory: pathlib.Path, arch: str):
 
 
 # Of the converter: which rows of q and k it pairs, to which norms it adds 1, and its other keys.
-PAIRED, LESS_ONE = ("granite", "smollm3", "mistral3"), ("gemma", "gemma2")
+PAIRED, LESS_ONE = ("granite", "smollm3", "mistral3"), (
+  "gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe",
+)  # fmt: skip
 EPSILON = {"rms_norm_eps": "attention.layer_norm_rms_epsilon",
            "layer_norm_eps": "attention.layer_norm_epsilon"}  # fmt: skip
 MORE = EPSILON | {
@@ -90,7 +93,7 @@ MORE = EPSILON | {
   "final_logit_softcapping": "final_logit_softcapping",
   "sliding_window": "attention.sliding_window",
   "num_experts": "expert_count", "num_local_experts": "expert_count",
-  "num_experts_per_tok": "expert_used_count",
+  "num_experts_per_tok": "expert_used_count", "top_k_experts": "expert_used_count",
   "moe_intermediate_size": "expert_feed_forward_length",
   "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }  # fmt: skip
@@ -114,6 +117,11 @@ OWN = {
     "interleave_moe_layer_step": "interleave_moe_layer_step",
   },
 }  # fmt: skip
+OF_DELTA = ("qwen3next", "qwen35", "qwen35moe")
+SSM = {
+  "linear_conv_kernel_dim": "ssm.conv_kernel", "linear_key_head_dim": "ssm.state_size",
+  "linear_num_key_heads": "ssm.group_count", "linear_num_value_heads": "ssm.time_step_rank",
+}  # fmt: skip
 # Of GPT-OSS neighbouring outputs are a gate and an up, of Llama 4 the first half are gates.
 GATES = {"gpt-oss": (slice(0, None, 2), slice(1, None, 2))}
 
@@ -123,6 +131,10 @@ def in_parts(name: str, w: np.ndarray, arch: str, raw) -> dict[str, np.ndarray]:
   turned = w.swapaxes(1, 2) if w.ndim == 3 else w
   name, bias, _ = name.partition("_bias") if ".experts." in name else (name, "", "")
   kind = "bias" if bias else "weight"
+  if arch == "gemma4" and name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+    return {f"{name}.weight": w}
+  if name.endswith(("layer_scalar", "correct_output_scale")):
+    return {f"{name}.weight": w}
   if name.endswith("experts.gate_up_proj"):
     half = turned.shape[1] // 2
     gate, up = GATES.get(arch, (slice(half), slice(half, None)))
@@ -130,13 +142,77 @@ def in_parts(name: str, w: np.ndarray, arch: str, raw) -> dict[str, np.ndarray]:
     return {f"{stem}gate_proj.{kind}": turned[:, gate], f"{stem}up_proj.{kind}": turned[:, up]}
   if name.endswith("experts.down_proj"):
     return {f"{name}.{kind}": turned}
+  if name.endswith("shared_mlp.input_linear.weight"):
+    stem, (gate, up) = name.removesuffix("shared_mlp.input_linear.weight"), np.split(w, 2)
+    return {f"{stem}mlp.gate_proj.weight": gate, f"{stem}mlp.up_proj.weight": up}
+  if "linear_attn." in name:
+    return recurrent(name, w, arch, raw)
+  name = name.replace("shared_mlp.output_linear", "mlp.down_proj")
   if name.endswith("kv_b_proj.weight"):
     heads, plain = raw["num_attention_heads"], raw["qk_nope_head_dim"]
     both = w.reshape(heads, plain + raw["v_head_dim"], -1)
     keys, values = both[:, :plain].swapaxes(1, 2), both[:, plain:]
     return {name.replace("kv_b", "k_b"): keys, name.replace("kv_b", "v_b"): values}
+  if name.endswith("router.scale"):
+    return {name.replace("router.scale", "router.proj.scale"): w}
+  name = name.replace("router.per_expert_scale", "experts.down_proj.scale")
   name = name.replace("e_score_correction_bias", "e_score_correction.bias")
   return {f"{name}.weight" if name.endswith("sinks") else name: w}
+
+
+def recurrent(name: str, w: np.ndarray, arch: str, raw) -> dict[str, np.ndarray]:
+  """`in_parts` of a recurrent layer; of Qwen3.5 value heads go by their number in a key head."""
+  K, H = raw["linear_num_key_heads"], raw["linear_num_value_heads"]
+  C, F = raw["linear_key_head_dim"], raw["linear_value_head_dim"]
+  if "in_proj_qkvz" in name:
+    parts = np.split(w.reshape(K, -1, w.shape[1]), np.cumsum([C, C, H // K * F]), 1)
+    q, k, v, z = (part.reshape(-1, w.shape[1]) for part in parts)
+    stem = name.removesuffix("qkvz.weight")
+    return {f"{stem}qkv.weight": np.concatenate([q, k, v]), f"{stem}z.weight": z}
+  part, w = name.split("linear_attn.")[1], w[:, 0] if "conv1d" in name else w
+  w = -np.exp(w) if part == "A_log" else w
+  if arch != "qwen3next" and part != "norm.weight" and "in_proj_ba" not in part:
+    width = F if part.split(".")[0] in ("in_proj_qkv", "in_proj_z", "conv1d", "out_proj") else 1
+    w = w.T if "out_proj" in part else w
+    start = 2 * K * C if part.split(".")[0] in ("in_proj_qkv", "conv1d") else 0
+    rows = [start + (k * (H // K) + i) * width + f
+            for i in range(H // K) for k in range(K) for f in range(width)]  # fmt: skip
+    w = np.concatenate([w[:start], w[rows]])
+    w = w.T if "out_proj" in part else w
+  return {name.replace("dt_bias", "dt_proj.bias"): w}
+
+
+def of_gemma3n(raw) -> dict:
+  """Cut-offs of gates are in deviations from their mean."""
+  cuts = [statistics.NormalDist().inv_cdf(x) if x else -np.inf
+          for x in raw["activation_sparsity_pattern"]]  # fmt: skip
+  return {
+    "attention.sliding_window_pattern": [x == "sliding_attention" for x in raw["layer_types"]],
+    "attention.shared_kv_layers": raw["num_kv_shared_layers"],
+    "altup.num_inputs": raw["altup_num_inputs"], "altup.active_idx": 0,
+    "embedding_length_per_layer_input": raw["hidden_size_per_layer_input"],
+    "activation_sparsity_scale": cuts,
+  }  # fmt: skip
+
+
+def of_gemma4(raw, known) -> dict:
+  """Sizes by the kind of a layer."""
+  layers, shared = raw["num_hidden_layers"], raw["num_kv_shared_layers"]
+  own = [raw["per_layer_config"].get(str(i), {}) for i in range(layers)]
+  wide, narrow = own[-1]["head_dim"], raw["head_dim"]
+  widths = [raw["intermediate_size"] * (1 + (i >= layers - shared)) for i in range(layers)]
+  slides = [kind == "sliding_attention" for kind in raw["layer_types"]]
+  heads = [x.get("num_key_value_heads", raw["num_key_value_heads"]) for x in own]
+  return {
+    "attention.key_length": wide, "attention.value_length": wide,
+    "attention.key_length_swa": narrow, "attention.value_length_swa": narrow,
+    "rope.dimension_count": wide, "rope.dimension_count_swa": narrow,
+    "attention.sliding_window_pattern": slides, "attention.shared_kv_layers": shared,
+    "embedding_length_per_layer_input": raw["hidden_size_per_layer_input"],
+    "feed_forward_length": widths if shared else known["feed_forward_length"],
+    "attention.head_count_kv": heads,
+    "rope.freq_base_swa": raw["rope_parameters"]["sliding_attention"]["rope_theta"],
+  }  # fmt: skip
 
 
 def of_family(directory: pathlib.Path, arch: str):
@@ -155,18 +231,22 @@ def of_family(directory: pathlib.Path, arch: str):
       stack = names.get_name(f"{layer}.experts.{part}")
       experts.setdefault(f"{stack}.{suffix}", {})[int(number)] = w
       continue
-    own = f"{names.get_name(name)}.{suffix}"
+    own = f"{names.get_name(name) or name}.{suffix}"
+    if suffix == "A_log":
+      own = names.get_name(f"{name}.{suffix}")
     if arch in PAIRED and own.split(".")[-2] in ("attn_q", "attn_k"):
       key = "num_attention_heads" if "attn_q" in own else "num_key_value_heads"
       w = in_pairs(w, raw[key])
-    tensors[own] = w + 1 if arch in LESS_ONE and "norm" in own else w
+    tensors[own] = w + 1 if arch in LESS_ONE and "norm" in own and "ssm" not in own else w
   tensors |= {name: np.stack([ws[i] for i in range(len(ws))]) for name, ws in experts.items()}
   tensors = {name: np.ascontiguousarray(w) for name, w in tensors.items()}
   metadata = {ours: raw[key] for key, ours in (KEYS | MORE).items() if raw.get(key)}
   own = OWN.get(arch, {})
   metadata |= {ours: raw[key] for key, ours in own.items() if ours and raw.get(key) is not None}
   rope = raw.get("rope_parameters") or {}
-  rope = rope.get("sliding_attention", rope)
+  rope = rope.get(
+    "full_attention" if arch in ("gemma3", "gemma3n", "gemma4") else "sliding_attention", rope
+  )
   head = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
   share = rope.get("partial_rotary_factor", 1)
   metadata["attention.key_length"] = metadata["attention.value_length"] = head
@@ -176,13 +256,39 @@ def of_family(directory: pathlib.Path, arch: str):
     metadata |= {"attention.key_length": rank + turned, "attention.value_length": rank}
     metadata |= {"rope.dimension_count": turned, "attention.head_count_kv": 1}
     metadata["attention.key_length_mla"] = raw["qk_nope_head_dim"] + turned
-  if "n_routed_experts" in raw or arch == "minimax-m2":
+  if raw["model_type"] == "deepseek_v2":
+    metadata["expert_gating_func"] = 1
+  elif "n_routed_experts" in raw or arch == "minimax-m2":
     metadata["expert_gating_func"] = 2
   if arch == "glm4moe":
     metadata["block_count"] += raw["num_nextn_predict_layers"]
     for i in range(raw["num_hidden_layers"], metadata["block_count"]):
       tensors[f"blk.{i}.nextn.enorm.weight"] = np.ones(raw["hidden_size"], np.float32)
   metadata["rope.freq_base"] = float(rope["rope_theta"])
+  if arch == "gemma3n":
+    metadata |= of_gemma3n(raw)
+    for i in range(raw["num_hidden_layers"] - raw["num_kv_shared_layers"], metadata["block_count"]):
+      unused = {f"blk.{i}.attn_{x}.weight": tensors[f"blk.0.attn_{x}.weight"]
+                for x in ("k", "v", "k_norm")}  # fmt: skip
+      tensors |= unused
+    for name in ("altup_projections", "altup_unembed_projections"):
+      parts = [tensors.pop(f"model.{name}.{i}.weight") for i in range(raw["altup_num_inputs"] - 1)]
+      tensors[f"{names.get_name(f'model.{name}')}.weight"] = np.stack(parts)
+  if arch == "gemma4":
+    metadata |= of_gemma4(raw, metadata)
+    turned = round(rope["partial_rotary_factor"] * metadata["attention.key_length"] / 2)
+    still = metadata["attention.key_length"] // 2 - turned
+    tensors["rope_freqs.weight"] = np.array([1.0] * turned + [1e30] * still, np.float32)
+  if arch in OF_DELTA:
+    values = raw["linear_num_value_heads"] * raw["linear_value_head_dim"]
+    metadata |= {"ssm.inner_size": values, "full_attention_interval": 2}
+    metadata |= {ours: raw[key] for key, ours in SSM.items()}
+    if arch != "qwen3next":
+      metadata["rope.dimension_sections"] = [1, 1, 0, 0]
+  if raw["model_type"] == "granitemoehybrid":
+    metadata["rope.scaling.finetuned"] = raw["position_embedding_type"] == "rope"
+  if rope["rope_type"] == "linear":
+    metadata |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
   if rope["rope_type"] == "llama3":
     tensors["rope_freqs.weight"] = stretch(rope, head)
   if rope["rope_type"] == "yarn":

@@ -32,12 +32,38 @@ LLAMA4 = {
     "high_freq_factor": 1.0, "original_max_position_embeddings": 8192,
   },
 }  # fmt: skip
-# By architecture: the fixture, and what its config.json has otherwise, since files do not say it.
+SIX = {
+  "num_hidden_layers": 6, "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+  "query_pre_attn_scalar": 8, "rope_parameters": {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0},
+  },
+}  # fmt: skip
+FULL = {"head_dim": 16, "num_key_value_heads": 1}
+GEMMA4 = {
+  "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 8,
+  "attention_k_eq_v": True, "num_kv_shared_layers": 0, "use_double_wide_mlp": False,
+  "hidden_size_per_layer_input": 0, "per_layer_config": {"1": FULL, "3": FULL},
+}  # fmt: skip
+GEMMA3N = {
+  "rope_parameters": SIX["rope_parameters"] | {
+    "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+  },
+  "vocab_size_per_layer_input": 32,
+}  # fmt: skip
+DENSE = {"num_experts_per_tok": 0}
+# By architecture and what tells its models apart: the fixture, and what its config.json has
+# otherwise, since files do not say it.
 FAMILIES = {
   "gemma": ("gemma", {}), "gemma2": ("gemma2", {"query_pre_attn_scalar": 8}),
+  "gemma3": ("gemma3_text", SIX), "gemma4": ("gemma4_text", {}),
+  "gemma4, experts": ("gemma4_text", GEMMA4), "gemma3n": ("gemma3n_text", GEMMA3N),
   "phi3": ("phi3", {"rope_parameters": LONGROPE}),
-  "olmo2": ("olmo2", {}), "olmoe": ("olmoe", {"norm_topk_prob": False}), "glm4": ("glm4", {}),
-  "granite": ("granite", {}), "smollm3": ("smollm3", {"no_rope_layers": [1, 1]}),
+  "olmo2": ("olmo2", {}), "olmo2, a window": ("olmo3", TYPES),
+  "olmoe": ("olmoe", {"norm_topk_prob": False}), "chatglm": ("glm", {}), "glm4": ("glm4", {}),
+  "granite": ("granite", {}), "granite, nothing turns": ("granitemoehybrid", DENSE),
+  "granite, 4": ("granitemoehybrid", DENSE | {"position_embedding_type": "rope"}),
+  "smollm3": ("smollm3", {"no_rope_layers": [1, 1]}),
   "cohere2": ("cohere2", TYPES), "exaone4": ("exaone4", TYPES), "seed_oss": ("seed_oss", {}),
   "ernie4_5": ("ernie4_5", {}), "qwen2moe": ("qwen2_moe", {"mlp_only_layers": []}),
   "qwen3moe": ("qwen2_moe", QWEN3), "dots1": ("dots1", {"sliding_window": None}),
@@ -46,6 +72,15 @@ FAMILIES = {
                           "swiglu_alpha": 1.702}),
   "deepseek2": ("deepseek_v3",
                 {"rope_parameters": WHOLE | {"mscale": 2.0, "mscale_all_dim": 2.0}}),
+  "qwen3next": ("qwen3_next", {"mlp_only_layers": []}), "qwen35": ("qwen3_5_text", {}),
+  "qwen35moe": ("qwen3_5_moe_text", {}),
+  "deepseek2, a softmax": (
+    "deepseek_v2", {"rope_parameters": WHOLE | {"mscale": 2.0, "mscale_all_dim": 2.0},
+                    "topk_method": "greedy", "n_group": None, "topk_group": None},
+  ),
+  "deepseek2, a softmax in groups": (
+    "deepseek_v2", {"rope_parameters": WHOLE | {"mscale": 2.0, "mscale_all_dim": 2.0}},
+  ),
   "llama4": ("llama4_text", LLAMA4),
   "mistral3": ("ministral3", {
     "sliding_window": None,
@@ -54,21 +89,15 @@ FAMILIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("arch", FAMILIES)
-def test_a_file_is_read_as_the_directory(arch, tmp_path):
-  name, changes = FAMILIES[arch]
+@pytest.mark.parametrize("model", FAMILIES)
+def test_a_file_is_read_as_the_directory(model, tmp_path):
+  arch, (name, changes) = model.partition(",")[0], FAMILIES[model]
   directory = directory_of(name, tmp_path, **changes)
   file = write(tmp_path / "m.gguf", arch, *of_family(directory, arch))
   got, want = gguf.load(file), hf.load(directory)
   assert got.config == want.config
   for x, y in zip(jax.tree.leaves(got.params), jax.tree.leaves(want.params), strict=True):
     np.testing.assert_allclose(x, y, rtol=0, atol=2e-7)  # of 1 + w
-
-
-def test_olmo_3_is_told_by_its_window(tmp_path):
-  directory = directory_of("olmo3", tmp_path, **TYPES)
-  file = write(tmp_path / "m.gguf", "olmo2", *of_family(directory, "olmo2"))
-  assert gguf.load(file).config == hf.load(directory).config
 
 
 def test_parts_of_one_tensor_keep_their_bits(tmp_path):
@@ -134,8 +163,8 @@ def test_experts_in_mxfp4_are_those_of_the_package(tmp_path):
 @pytest.mark.parametrize(
   ("arch", "change", "words"),
   [
-    ("deepseek2", {"expert_gating_func": 1},
-     r"`deepseek2\.expert_gating_func` must be between 2 and 2 \(sigmoids\), got 1\."),
+    ("dots1", {"expert_gating_func": 1},
+     r"`dots1\.expert_gating_func` must be between 2 and 2 \(sigmoids\), got 1\."),
     ("deepseek2", {"attention.key_length": 12},
      r"`deepseek2\.attention\.key_length` must be that of both, 10, got 12\."),
     ("deepseek2", {"attention.key_length_mla": None}, r"lacks 'deepseek2\.attention\.key_length_m"),

@@ -178,8 +178,8 @@ def test_sentence_piece_is_as_defined(prefix, pieces):
 @pytest.mark.parametrize(
   ("change", "words"),
   [
-    (dict(model="bert"), r"`tokenizer\.ggml\.model` must be one of gpt2, llama, got 'bert'\."),
-    (dict(model=None), r"`tokenizer\.ggml\.model` must be one of gpt2, llama, got None\."),
+    (dict(model="bert"), r"ggml\.model` must be one of gpt2, llama, gemma4, got 'bert'\."),
+    (dict(model=None), r"ggml\.model` must be one of gpt2, llama, gemma4, got None\."),
     (dict(pre="latin"), r"`tokenizer\.ggml\.pre` must be one of gpt-2, olmo.*got 'latin'\."),
     (dict(pre=None), r"`tokenizer\.ggml\.pre` must be one of gpt-2, olmo.*got None\."),
     (dict(tokens=["a", "b", "c", "ab", "ab", "x", "y", "z"]), "has 8 texts, of which 7 differ"),
@@ -271,3 +271,25 @@ def test_the_published_file():
   question = model.encode("The capital of France is")
   (answer,) = specjax.Decoder(model)([question], 2)
   assert answer.text.startswith(" Paris")
+
+
+@pytest.mark.parametrize(
+  ("text", "parts"),
+  [
+    (" ab ab", ["▁ab", "▁ab"]),
+    ("ab\n\n\nab", ["ab", "\n\n", "\n", "ab"]),
+    ("aé", ["a", "<0xC3>", "<0xA9>"]),
+    ("b<bos>a", ["b", "<bos>", "a"]),
+  ],
+)
+def test_gemma_4_joins_letters_of_a_line(text, parts):
+  own = ["<unk>", "<bos>", "▁", "a", "b", "\n", "▁a", "ab", "▁ab", "\n\n", "a\n", "ab"]
+  tokens = [*own, *(f"<0x{i:02X}>" for i in range(256))]
+  types = [2, 3, *[1] * (len(own) - 2), *[6] * 256]
+  merges = ["▁ a", "a b", "▁a b", "a \n", "\n \n"]
+  raw = metadata(model="gemma4", tokens=tokens, token_type=types, merges=merges, bos_token_id=1)
+  found = gguf_tokenizer.read(raw, len(tokens), "m.gguf")
+  ids = found.tokenizer.inner.encode(text, add_special_tokens=False).ids
+  assert [tokens[i] for i in ids] == parts
+  assert found.start == (1,)
+  assert found.tokenizer.inner.decode(ids) == text.replace("<bos>", "")
