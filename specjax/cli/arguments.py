@@ -187,6 +187,8 @@ class Serve:
       model, but not more than 4096.
     prefixes: MB (1e6 bytes) in which the beginnings of prompts are kept, so that a system prompt is
       read once; with 0 every prompt is read as a whole.
+    pages: of 64 tokens in which all texts lie, so that a text takes what it needs, and a beginning
+      that several have is there once; with 0 each row has room for --max-length tokens.
     queue: requests that may wait; more are refused.
     seconds: time limit of an answer, waiting included.
   """
@@ -198,6 +200,7 @@ class Serve:
   batch: int = 8
   max_length: Annotated[int | None, options.SAID] = None
   prefixes: float = 0.0
+  pages: int = 0
   queue: int = 64
   seconds: float = 300.0
   http: Http = Http()
@@ -318,6 +321,7 @@ class Memory:
     prompt_tokens: length of the longest prompt.
     max_new_tokens: budget per prompt.
     prefixes: MB in which a server keeps the beginnings of prompts, as for `serve`.
+    pages: in which a server keeps all texts, as for `serve`.
     budget: memory of the device in GB (1e9 bytes); the largest batch that fits is found.
   """
 
@@ -329,6 +333,7 @@ class Memory:
   prompt_tokens: int = 128
   max_new_tokens: int = 128
   prefixes: float = 0.0
+  pages: int = 0
   budget: Annotated[float | None, options.SAID] = None
   model: Model = Model()
 

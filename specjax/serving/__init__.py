@@ -44,7 +44,8 @@ def command(args: Serve, load: Callable[[], Model]) -> None:
       stop_words=args.stop_words,
     )
     held = round(1e6 * checks.number("prefixes", args.prefixes, 0))
-    return Engine(decoder, max_length=most, queue=args.queue, prefixes=held)
+    limits = {"prefixes": held, "pages": args.pages}
+    return Engine(decoder, max_length=most, queue=args.queue, **limits)
 
   http = args.http
   serve(make, http.host, http.port, args.seconds, http.key, http.origins)

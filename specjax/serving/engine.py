@@ -28,6 +28,7 @@ from specjax.names.load import Prompt
 from specjax.processors import Penalties
 from specjax.sampling import SamplingParams, changed
 from specjax.serving.fitting import Fitting, powers
+from specjax.serving.paging import Paging, over_pages
 from specjax.serving.pieces import Pieces, Reading
 from specjax.serving.rows import DecodeRows, padded_lengths
 from specjax.serving.ticket import Reason, Ticket
@@ -64,21 +65,24 @@ class Engine:
       rows that decode wait for one piece at a time.
     prefixes: bytes in which beginnings of prompts are kept for those that begin alike. Prompts are
       then read in pieces; with 0, each as a whole.
+    pages: of 64 tokens, in which the target keeps all texts; texts that begin alike share them.
+      With 0 each row has a cache of full length. Where pages run out, requests wait or are put
+      back, see `serving.paging`; their texts stay the same.
     fewer: numbers of rows below B for which the loop is compiled, too. Where fewer requests run,
       the rounds are those of so many rows. With a drafter by load None is the powers of two, and
       what rounds cost is timed, see `serving.timing`; else it is none.
 
   Attributes:
-    pieces: what reads prompts in pieces, None where nothing does.
+    paging: who has which pages, None without such.
     sizes: the numbers of rows that are compiled, rising, B the last.
     watchers: each is called with every request that has ended, by the thread that ended it.
 
   Raises:
     ValueError: a length beyond the positions of the model, a number that is not accepted, or
-      `prefixes` with a decoder whose prompts cannot be read in pieces.
+      `prefixes` or `pages` with a decoder that does not go with them.
   """
 
-  pieces: Pieces | None
+  paging: Paging | None
   sizes: list[int]
   watchers: list[Callable[[Ticket], None]]
 
@@ -90,6 +94,7 @@ class Engine:
     queue: int = 64,
     rounds: int = 4,
     prefixes: int = 0,
+    pages: int = 0,
     fewer: Sequence[int] | None = None,
   ):
     positions = decoder.model.config.max_length
@@ -97,10 +102,14 @@ class Engine:
     self.max_length = checks.whole("max_length", length, 2, positions, "the model's positions")
     self.queue = checks.whole("queue", queue)
     self.rounds = checks.whole("rounds", rounds, 1)
+    if pages and prefixes:
+      checks.refuse("prefixes", prefixes, "0 with `pages`, which texts that begin alike share")
+    decoder = over_pages(decoder, self.max_length, pages) if pages else decoder
     self.decoder, self.capacity = decoder, decoder.capacity(self.max_length, 0)
     self.lengths = padded_lengths(decoder, self.max_length, self.capacity)
     checks.whole("prefixes", prefixes, 0, BYTES)
-    self.pieces = Pieces(decoder, self.capacity, prefixes) if prefixes else None
+    self._pieces = Pieces(decoder, self.capacity, prefixes) if prefixes else None
+    self.paging = Paging(decoder, self.capacity, pages) if pages else None
     B, by_load = decoder.batch, decoder.method.drafter.chooser is not None
     self._mesh = jax.sharding.get_mesh()  # the thread would have none
     if fewer is None:  # a mesh shares out the rows of whole batches
@@ -115,6 +124,7 @@ class Engine:
     # The rows of these whose prompts are not read yet, in order, and what is read of the first.
     self._unread = collections.deque[int]()
     self._reading: Reading | None = None
+    self._waits = False  # whether that waits for pages
     self._changed = threading.Condition()
     self._closed = self._finishing = False
     # At the interpreter's end a thread that computes must have ended.
@@ -127,6 +137,11 @@ class Engine:
 
   def __exit__(self, *_) -> None:
     self.close()
+
+  @property
+  def pieces(self) -> Pieces | None:
+    """What reads prompts in pieces, None where nothing does."""
+    return self._pieces if self.paging is None else self.paging.pieces
 
   @property
   def closed(self) -> bool:
@@ -259,7 +274,7 @@ class Engine:
     failure: Exception | None = None
     try:
       with self._on_mesh():
-        rows = DecodeRows(self.decoder, self.capacity, self.lengths[0], self.sizes[0])
+        rows = self._rows()
         self._fitting.compile(rows, self.lengths[0])
         going = True
         while going:
@@ -271,7 +286,7 @@ class Engine:
           except Exception as error:  # a device's, say
             LOG.exception("a round has failed, and with it the requests that held a row")
             self._fail(error)
-            rows = DecodeRows(self.decoder, self.capacity, self.lengths[0], self.sizes[0])
+            rows = self._rows()
     except Exception as error:  # there are no rows, and none can be made
       failure = error
       raise
@@ -284,6 +299,10 @@ class Engine:
       for ticket in left:
         self._end(ticket, None if failure else "cancelled", failure)
 
+  def _rows(self) -> DecodeRows:
+    pool = None if self.paging is None else self.paging.pool
+    return DecodeRows(self.decoder, self.capacity, self.lengths[0], self.sizes[0], pool)
+
   def _fail(self, error: Exception) -> None:
     """Ends all requests that hold a row; where none does, the one that would have been next."""
     with self._changed:
@@ -293,6 +312,8 @@ class Engine:
       self._held.clear()
     self._unread.clear()
     self._reading = None
+    if self.paging is not None:
+      self.paging.reset()
     for ticket in held:
       self._end(ticket, None, error)
 
@@ -338,35 +359,89 @@ class Engine:
     while self._unread:
       ticket = self._held[b := self._unread[0]]
       gone = ticket.given_up
+      if gone:
+        self._leave_off()
       if gone or self._has_read(rows, b, ticket):
         self._unread.popleft()
         self._reading = None
       if gone:
-        with self._changed:
-          del self._held[b]
+        self._release(b)
         self._end(ticket, "cancelled")
       elif len(self._held) > len(self._unread):
         return
 
   def _has_read(self, rows: DecodeRows, b: int, ticket: Ticket) -> bool:
     """Whether a prompt is read after one piece more; its request then is in row b."""
-    assert self.pieces is not None
+    pieces, paging = self.pieces, self.paging
+    assert pieces is not None
     if self._reading is None:
-      self._reading = self.pieces.begin(ticket.ids)
-      ticket.reused = self._reading.reused
+      self._waits = paging is not None and not paging.has_room(ticket, len(self._busy()))
+      if self._waits:
+        return False
+      self._reading = pieces.begin(ticket.ids + ticket.tokens)
+      if not ticket.tokens:
+        ticket.reused = self._reading.reused
     if not self._reading.done:
-      self.pieces.go_on(self._reading)
+      self._waits = paging is not None and not paging.has_free()
+      if self._waits:
+        return False
+      pieces.go_on(self._reading)
     if self._reading.done:
       request = self._request(ticket)
-      rows.place(b, self.pieces.ready(self._reading, request), request)
+      alone = pieces.ready(self._reading, request)
+      if paging is not None:
+        alone = paging.admit(ticket, self._reading, alone)
+      rows.place(b, alone, request)
     return self._reading.done
+
+  def _leave_off(self) -> None:
+    """Forgets what is read of the first prompt that is not read."""
+    if self.paging is not None and self._reading is not None:
+      self.paging.drop(self._reading.chain)
+    self._reading = None
+
+  def _release(self, b: int) -> None:
+    """Frees row b, whose request ends, and its pages."""
+    with self._changed:
+      ticket = self._held.pop(b)
+    if self.paging is not None:
+      self.paging.end(ticket)
+
+  def _find_pages(self, rows: DecodeRows, rounds: int) -> None:
+    """Has each request that decodes take the pages of so many rounds, the oldest first."""
+    if (paging := self.paging) is None:
+      return
+    most = rounds * (self.decoder.method.drafter.depth + 1)
+    for b, ticket in sorted(self._busy().items(), key=lambda item: item[1].begun):
+      needed = min(len(ticket.tokens) + most, ticket.budget) + len(ticket.ids) - 1
+      while b not in self._unread and not paging.has_grown(ticket, needed):
+        self._put_back(rows, paging)
+    busy = self._busy()
+    rows.chains = [paging.chain(busy[b]) if b in busy else [] for b in range(rows.count)]
+
+  def _put_back(self, rows: DecodeRows, paging: Paging) -> None:
+    """Takes its pages from the youngest request that has some; it is read again later."""
+    busy = self._busy()
+    last = max(busy, key=lambda b: busy[b].begun)
+    if self._reading is not None and self._held[self._unread[0]].begun > busy[last].begun:
+      self._leave_off()
+      return
+    paging.set_aside(busy[last], rows.out(last))
+    first = [self._unread.popleft()] if self._reading is not None else []
+    rest = sorted([*self._unread, last], key=lambda b: self._held[b].begun)
+    self._unread = collections.deque([*first, *rest])
+
+  def _busy(self) -> dict[int, Ticket]:
+    """The requests that decode, by row."""
+    return {b: ticket for b, ticket in self._held.items() if b not in self._unread}
 
   def _hand_out(self, rows: DecodeRows) -> None:
     """Runs some rounds, hands out what is new, and frees the rows that have ended."""
-    busy = {b: ticket for b, ticket in self._held.items() if b not in self._unread}
-    if not busy:  # all have been given up
+    rounds = 1 if self._unread and not self._waits else self.rounds
+    self._find_pages(rows, rounds)
+    if not (busy := self._busy()):  # all have been given up
       return
-    seen = rows.advance(1 if self._unread else self.rounds)
+    seen = rows.advance(rounds)
     for b, ticket in busy.items():
       ticket.passes = int(seen.stats.passes[b])
       ticket.rounds = Rounds(seen.stats.accepted[b].tolist(), seen.stats.offered[b].tolist())
@@ -376,8 +451,7 @@ class Engine:
         continue
       if not seen.failed[b]:
         rows.free(b)
-      with self._changed:
-        del self._held[b]
+      self._release(b)
       ticket.closing = self.decoder.closing(ticket.tokens, ticket.budget, ticket.processors)
       if seen.failed[b] and not stopped:
         self._end(ticket, None, self.decoder.failure(seen, b, f"prompt {ticket.number}"))
