@@ -104,7 +104,7 @@ def main(config: Config) -> None:
   cells: list[dict[str, Any]] = []
   for name in config.drafters:
     texts: list[list[int]] = []
-    ways: dict[str, dict[str, int]] = {"none": {}, "store": {"prefixes": held}}
+    ways: dict[str, dict[str, Any]] = {"none": {}, "store": {"prefixes": held}}
     if config.pages:
       ways["pages"] = {"pages": config.pages}
     for way, kept in ways.items():
