@@ -19,7 +19,7 @@ POLICY = "threshold"  # of a denoiser
 
 
 # What a causal model is served with, and the values that a denoiser takes.
-CAUSAL = {"drafter": "none", "verifier": "target_only", "stop_words": (), "prefixes": 0}
+CAUSAL = {"drafter": "none", "verifier": "target_only", "stop_words": (), "prefixes": 0, "pages": 0}
 
 
 def denoiser_of(model: Model, args: Serve) -> DiffusionDecoder:

@@ -180,10 +180,6 @@ class Paging:
     self._chains[ticket] = reading.chain
     return self._aside.pop(ticket, alone)
 
-  def is_aside(self, ticket: Ticket) -> bool:
-    """Whether a request was put back."""
-    return ticket in self._aside
-
   def set_aside(self, ticket: Ticket, alone: speculate.DecodeState) -> None:
     """Puts a request back, of which `alone` is the state without its cache."""
     self._aside[ticket] = alone
