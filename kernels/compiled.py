@@ -27,9 +27,9 @@ SOURCES = [
 ]
 _TEXTS = [x.read_text() for x in (*SOURCES, _HERE / "cpu.h", _HERE / "skinny" / "rounded.h")]
 # Programs name their kernels so: those that were compiled for another source do not run.
-FLOATS, GROUPS, ROUNDED, ATTENTION, UNIT = (
-  f"specjax_{kind}_{fingerprint.digest(_TEXTS)}"
-  for kind in ("product", "group_product", "rounded_product", "tree_attention", "unit_rows")
+_KINDS = "product", "group_product", "rounded_product", "tree_attention", "pages", "unit_rows"
+FLOATS, GROUPS, ROUNDED, ATTENTION, PAGES, UNIT = (
+  f"specjax_{kind}_{fingerprint.digest(_TEXTS)}" for kind in _KINDS
 )
 _COMPILERS = ("g++", "clang++", "c++")
 _OPTIONS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-w")
@@ -90,6 +90,7 @@ def available() -> bool:
     (GROUPS, kernels.GroupProduct),
     (ROUNDED, kernels.RoundedProduct),
     (ATTENTION, kernels.TreeAttention),
+    (PAGES, kernels.PagedAttention),
     (UNIT, kernels.UnitRows),
   ):
     jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(kernel), platform="cpu")

@@ -91,6 +91,7 @@ class Config:
     batch: rows of the server.
     requests: how many, of each kind in turn.
     prefixes: MB (1e6 bytes) of its store of prompts' beginnings.
+    pages: in which it keeps all texts; with few of them requests are put back.
     out: directory of the report.
   """
 
@@ -99,6 +100,7 @@ class Config:
   batch: int = 3
   requests: int = 48
   prefixes: float = 0.0
+  pages: int = 0
   out: str = "results/mixed_requests"
 
 
@@ -175,7 +177,9 @@ def main(config: Config) -> None:
   report.directory(config.out)
   held = round(1e6 * config.prefixes)
   with (
-    Engine(decoder, max_length=256, queue=3 * config.requests, prefixes=held) as engine,
+    Engine(
+      decoder, max_length=256, queue=3 * config.requests, prefixes=held, pages=config.pages
+    ) as engine,
     bound("127.0.0.1", 0) as place,
   ):
     server = Uvicorn(configured(engine, 600.0), engine)
@@ -208,7 +212,10 @@ def main(config: Config) -> None:
         "log-probabilities": f"{len(gaps)}, within {max(gaps):.1e}" if gaps else "",
       }
     )
-  result = {"differ": differ, "log_probs_within": far, "kinds": rows}
+  result: dict[str, Any] = {"differ": differ, "log_probs_within": far, "kinds": rows}
+  if engine.paging is not None:
+    free = engine.paging.pool.free + len(engine.paging.pieces.kept)
+    result |= {"put_back": engine.paging.put_back, "free_at_the_end": free}
   report.publish(config, result, table.markdown(rows))
 
 

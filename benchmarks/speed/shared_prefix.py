@@ -38,6 +38,7 @@ class Config:
     tokens: of the system prompt.
     drafters: each answers all requests in both ways.
     prefixes: MB (1e6 bytes) of the store.
+    pages: where there are some, requests are also answered by a server with so many pages.
     requests: how many are answered.
     clients: how many ask at a time.
     batch: rows of the engine.
@@ -50,6 +51,7 @@ class Config:
   tokens: int = 1500
   drafters: tuple[str, ...] = ("none",)
   prefixes: float = 512.0
+  pages: int = 0
   requests: int = 64
   clients: int = 8
   batch: int = 8
@@ -102,9 +104,12 @@ def main(config: Config) -> None:
   cells: list[dict[str, Any]] = []
   for name in config.drafters:
     texts: list[list[int]] = []
-    for way, prefixes in (("none", 0), ("store", held)):
+    ways: dict[str, dict[str, Any]] = {"none": {}, "store": {"prefixes": held}}
+    if config.pages:
+      ways["pages"] = {"pages": config.pages}
+    for way, kept in ways.items():
       decoder = specjax.Decoder(model, name, "target_only", batch=config.batch)
-      with Engine(decoder, max_length=longest, queue=config.clients, prefixes=prefixes) as engine:
+      with Engine(decoder, max_length=longest, queue=config.clients, **kept) as engine:
         found, seconds = measure(engine, asked, config)
       texts = texts or [x.tokens for x in found]
       firsts = np.array([x.times[0] for x in found])

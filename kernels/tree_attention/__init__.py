@@ -3,13 +3,15 @@
 from specjax.kernels.tree_attention.api import (
   Served,
   default_implementation,
+  paged_attention,
   reads_blocks,
   refusals,
   tree_attention,
 )
+from specjax.kernels.tree_attention.paged import PAGE, Paged, gathered
 from specjax.kernels.tree_attention.quantised import Quantised, dequantise, quantise
 
 __all__ = [
-  "Quantised", "Served", "default_implementation", "dequantise", "quantise", "reads_blocks",
-  "refusals", "tree_attention",
+  "PAGE", "Paged", "Quantised", "Served", "default_implementation", "dequantise", "gathered",
+  "paged_attention", "quantise", "reads_blocks", "refusals", "tree_attention",
 ]  # fmt: skip

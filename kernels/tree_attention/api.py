@@ -12,10 +12,12 @@ from specjax import checks, switches
 from specjax.kernels import compiled
 from specjax.kernels.platform import device, mesh_axis, platform
 from specjax.kernels.tree_attention import config, cpu, pallas_tpu, reference, xla
+from specjax.kernels.tree_attention.paged import PAGE, Paged
 from specjax.kernels.tree_attention.quantised import Cached, Quantised
 from specjax.kernels.tree_attention.reference import Result
 
 Implementation = Literal["reference", "xla", "cpu", "pallas_tpu", "pallas_gpu"]
+ONE_PRODUCT = 512  # cached rows that one product reads
 FULL = config.GPU_TILE  # rows of a head from which the GPU kernel is taken unasked
 
 
@@ -138,7 +140,7 @@ def reads_blocks(
   by = default_implementation(q, k_cache, prefix, start, sinks)
   if platform() == "gpu" and by != "pallas_gpu":
     return False
-  return by == "cpu" or (K > 1 and S > 512)
+  return by == "cpu" or (K > 1 and S > ONE_PRODUCT)
 
 
 def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask, start, sinks, before) -> None:
@@ -170,6 +172,44 @@ def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask, start, sinks,
       raise ValueError(f"`{name}.shape` must be {shape}, got {x.shape}.")
   if H % K:
     raise ValueError(f"the heads of `q` must be a multiple of the cache's {K}, got {H}.")
+
+
+def paged_attention(
+  q: Array,
+  k_cache: Paged,
+  v_cache: Paged,
+  length: Array,
+  k_tree: Array,
+  v_tree: Array,
+  tree_mask: Array,
+  *,
+  start: Array | None = None,
+  cap: float | None = None,
+  sinks: Array | None = None,
+) -> Array | None:
+  """`tree_attention` over a cache in pages, of which all nodes see the first rows, length i32[B].
+
+  The kernels of one CPU and of TPUs follow the tables; on one CPU the result [B, H, N, C] has the
+  bits that it has over a dense cache. Where neither serves, XLA gathers the pages of a block at a
+  time; or it is None, where one product is better (see `reads_blocks`), or `length` marks any rows,
+  bool[B, S]: then the caller gathers all pages.
+  """
+  arguments = q, k_cache, v_cache, length, k_tree, v_tree, tree_mask, float(q.shape[-1] ** -0.5)
+  columns = (start is not None) + (sinks is not None)
+  if _cpu_refusal(q, k_cache.pages, length) is None:
+    return cpu.paged_attention(*arguments, cap, start, sinks).out
+  S, by_kernel = k_cache.table.shape[1] * PAGE, _tpu_refusal(q, k_cache.pages, columns) is None
+  in_blocks = platform() != "gpu" and k_cache.pages.shape[1] > 1 and S > ONE_PRODUCT
+  if length.dtype == bool or not (by_kernel or in_blocks):
+    return None
+  shape = config.AttentionShape.of(q, k_cache.pages)._replace(capacity=S)
+  seen: dict[str, Any] = {"start": start, "cap": cap, "sinks": sinks}
+  if by_kernel:
+    size = config.block("pallas_tpu", shape)
+    return pallas_tpu.tree_attention(*arguments, block=size, **seen).out
+  visible = jnp.arange(S, dtype=jnp.int32)[None] < length[:, None]
+  arguments = *arguments[:3], visible, *arguments[4:]
+  return xla.tree_attention(*arguments, block=config.block("xla", shape), **seen).out
 
 
 @switches.hold

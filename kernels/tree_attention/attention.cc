@@ -7,6 +7,9 @@
 // sees decides every bit of its result: not the rows beside it, nor the threads, nor which of what it
 // sees is cached and which is fresh. A tree's nodes get the bits that a token at a time would give.
 //
+// A cache is dense, or lies in pages of kKeys rows, whose numbers a table has for each text; then the
+// same blocks are read from elsewhere.
+//
 // Letters: those of `reference`; R = N H / K rows share a head's keys, row r is one of node r % N.
 
 #include <algorithm>
@@ -60,12 +63,14 @@ inline Vector capped(Vector x, float cap) {
   return cap * (size < .625f ? near : y < 0 ? -far : far);
 }
 
-// Columns 0 to kLanes of `count` rows, up to kLanes, turned around: y [kLanes, .., kLanes].
-inline void turn(const float* x, int64_t step, int64_t count, float* y, int64_t y_step) {
+// Columns 0 to kLanes of `count` rows, up to kLanes, turned around: y [kLanes, .., kLanes]. The same
+// rows of the next block lie `ahead` numbers further on.
+inline void turn(const float* x, int64_t step, int64_t count, int64_t ahead, float* y,
+                 int64_t y_step) {
   Vector v[kLanes];
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) {
-    __builtin_prefetch(x + (i + kKeys) * step, 0, 2);  // of the next block
+    __builtin_prefetch(x + ahead + i * step, 0, 2);
     v[i] = i < count ? load(x + i * step) : Vector{};
   }
   turn_runs<kLanes / 2>(v);
@@ -134,10 +139,11 @@ struct Attention {
   const int32_t* begin;  // [B, N], or null
   const int32_t* gone;   // [B], multiples of kKeys, or null
   const float* sinks;    // [H], or null
+  const int32_t* table;  // [B, S / kKeys] of pages [pages, K, kKeys, C], or null
   float cap;             // or 0
   float* parts;  // of each head, span and row: a sum of values, the largest score, a sum of weights
   float *out, *top, *total;
-  int64_t K, R, N, C, S, M, spans, shares;  // `spans` are those of the longest text with all fresh rows
+  int64_t K, R, N, C, S, M, pages, spans, shares;  // `spans` are those of the longest text with all fresh rows
 
   float* part(int64_t head, int64_t span, int64_t row) const {
     return parts + ((head * spans + span) * R + row) * (C + 2);
@@ -159,6 +165,13 @@ struct Attention {
   // The rows of a text that are not fresh, without those whole spans.
   int64_t text(int64_t b) const { return before(b) + std::clamp<int64_t>(length[b], 0, S); }
 
+  // The cached rows of a head from row k on, where a block begins.
+  const float* block(const float* cache, int64_t head, int64_t k) const {
+    if (table == nullptr) return cache + (head * S + k) * C;
+    const int64_t named = table[head / K * (S / kKeys) + k / kKeys];
+    return cache + (std::clamp<int64_t>(named, 0, pages - 1) * K + head % K) * kKeys * C;
+  }
+
   // Spans `first` to `stop` of a head, in which `fresh` rows may follow the cached ones.
   void attend(int64_t head, int64_t first, int64_t stop, int64_t fresh) const {
     static thread_local std::vector<float> sums, turned, own_scores, own_weights;
@@ -169,15 +182,14 @@ struct Attention {
     const int32_t* from = begin == nullptr ? nullptr : begin + b * N;
     const int64_t hidden = from == nullptr ? 0 : std::max(0, *std::min_element(from, from + N));
     const int64_t least = std::min(skipped + hidden, rest) / kKeys * kKeys;
-    const float *keys = k_cache + head * S * C, *values = v_cache + head * S * C;
     const float *new_keys = k_tree + head * M * C, *new_values = v_tree + head * M * C;
     for (int64_t r = 0; r < R; r += kTall) {
       const int64_t tall = std::min<int64_t>(kTall, R - r);
       const Rows<const float> rows{q + (head * R + r) * C, C};
       own_scores.resize(tall * room), own_weights.resize(tall * room);
       for (int64_t j = 0; j < fresh; j += kKeys)
-        score(rows, tall, new_keys + j * C, std::min<int64_t>(kKeys, fresh - j), turned.data(),
-              {own_scores.data() + j, room});
+        score(rows, tall, new_keys + j * C, std::min<int64_t>(kKeys, fresh - j), kKeys * C,
+              turned.data(), {own_scores.data() + j, room});
       int64_t next[kTall] = {};  // of the fresh rows, the first that is not yet weighed
       for (int64_t s = first; s < stop; ++s) {
         sums.assign(tall * C, 0);
@@ -186,7 +198,12 @@ struct Attention {
         const int64_t end = std::min((s + 1) * kSpan, rest + fresh);
         for (int64_t k = std::max(s * kSpan, least); k < end; k += kKeys) {
           const int64_t some = std::clamp<int64_t>(rest - k, 0, kKeys), row = k - skipped;
-          if (some) score(rows, tall, keys + row * C, some, turned.data(), {scores, kKeys});
+          if (some) {
+            const float* keys = block(k_cache, head, row);
+            const bool last = k + kKeys >= rest;
+            const int64_t ahead = last ? 0 : block(k_cache, head, row + kKeys) - keys;
+            score(rows, tall, keys, some, ahead, turned.data(), {scores, kKeys});
+          }
           if (some < kKeys) own_weights.assign(tall * room, 0);
           int64_t low = fresh, high = 0;  // the fresh rows that are weighed
           for (int64_t i = 0; i < tall; ++i) {
@@ -207,7 +224,8 @@ struct Attention {
             next[i] = j;
           }
           if (some)
-            add_all(tall, {scores, kKeys}, {values + row * C, C}, some, C, {sums.data(), C});
+            add_all(tall, {scores, kKeys}, {block(v_cache, head, row), C}, some, C,
+                    {sums.data(), C});
           if (low < high)
             add_all(tall, {own_weights.data() + low, room}, {new_values + low * C, C}, high - low, C,
                     {sums.data(), C});
@@ -221,13 +239,13 @@ struct Attention {
     }
   }
 
-  // Scores [tall, some] of rows with `some` keys, up to kKeys.
-  void score(Rows<const float> rows, int64_t tall, const float* keys, int64_t some, float* turned,
-             Rows<float> out) const {
+  // Scores [tall, some] of rows with `some` keys, up to kKeys; see `turn` for `ahead`.
+  void score(Rows<const float> rows, int64_t tall, const float* keys, int64_t some, int64_t ahead,
+             float* turned, Rows<float> out) const {
     const int64_t width = ceil_div(some, kLanes) * kLanes;
     for (int64_t i = 0; i < some; i += kLanes)
       for (int64_t c = 0; c < C; c += kLanes)
-        turn(keys + i * C + c, C, some - i, turned + c * kKeys + i, kKeys);
+        turn(keys + i * C + c, C, some - i, ahead, turned + c * kKeys + i, kKeys);
     for (int64_t i = 0; i < tall; ++i) std::fill_n(out.from(i, 0).at, width, 0);
     add_all(tall, rows, {turned, kKeys}, C, width, out);
     if (cap > 0)
@@ -289,16 +307,19 @@ struct Joined {
   }
 };
 
-ffi::Error tree_attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q,
-                          ffi::Buffer<ffi::F32> k_cache, ffi::Buffer<ffi::F32> v_cache,
-                          ffi::Buffer<ffi::S32> length, ffi::Buffer<ffi::F32> k_tree,
-                          ffi::Buffer<ffi::F32> v_tree, ffi::Buffer<ffi::PRED> mask,
-                          ffi::Buffer<ffi::S32> begin, ffi::Buffer<ffi::S32> gone,
-                          ffi::Buffer<ffi::F32> sinks, float cap, ffi::ResultBuffer<ffi::F32> out, ffi::ResultBuffer<ffi::F32> top,
-                          ffi::ResultBuffer<ffi::F32> total) {
+using Floats = ffi::Buffer<ffi::F32>;
+using Numbers = ffi::Buffer<ffi::S32>;
+using Results = ffi::ResultBuffer<ffi::F32>;
+
+// Of a cache of S rows a text, whose pages are in a table, or null.
+ffi::Error attention(ffi::ThreadPool& pool, Floats& q, Floats& k_cache, Floats& v_cache,
+                     const int32_t* table, int64_t S, Numbers& length, Floats& k_tree,
+                     Floats& v_tree, ffi::Buffer<ffi::PRED>& mask, Numbers& begin,
+                     const int32_t* gone, Floats& sinks, float cap, Results& out, Results& top,
+                     Results& total) {
   const auto rows = q.dimensions();
   const int64_t B = rows[0], K = rows[1], R = rows[2], C = rows[3];
-  const int64_t S = k_cache.dimensions()[2], M = k_tree.dimensions()[2];
+  const int64_t M = k_tree.dimensions()[2];
   Attention work{
       .q = q.typed_data(),
       .k_cache = k_cache.typed_data(),
@@ -308,8 +329,9 @@ ffi::Error tree_attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q,
       .length = length.typed_data(),
       .mask = mask.typed_data(),
       .begin = begin.element_count() ? begin.typed_data() : nullptr,
-      .gone = gone.element_count() ? gone.typed_data() : nullptr,
+      .gone = gone,
       .sinks = sinks.element_count() ? sinks.typed_data() : nullptr,
+      .table = table,
       .cap = cap,
       .out = out->typed_data(),
       .top = top->typed_data(),
@@ -320,6 +342,7 @@ ffi::Error tree_attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q,
       .C = C,
       .S = S,
       .M = M,
+      .pages = k_cache.dimensions()[0],
   };
   int64_t longest = 0, seen = 0;
   for (int64_t b = 0; b < B; ++b)
@@ -334,22 +357,59 @@ ffi::Error tree_attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q,
   return ffi::Error::Success();
 }
 
+ffi::Error tree_attention(ffi::ThreadPool pool, Floats q, Floats k_cache, Floats v_cache,
+                          Numbers length, Floats k_tree, Floats v_tree,
+                          ffi::Buffer<ffi::PRED> mask, Numbers begin, Numbers gone, Floats sinks,
+                          float cap, Results out, Results top, Results total) {
+  return attention(pool, q, k_cache, v_cache, nullptr, k_cache.dimensions()[2], length, k_tree,
+                   v_tree, mask, begin, gone.element_count() ? gone.typed_data() : nullptr, sinks,
+                   cap, out, top, total);
+}
+
+ffi::Error paged_attention(ffi::ThreadPool pool, Floats q, Floats k_cache, Floats v_cache,
+                           Numbers length, Floats k_tree, Floats v_tree,
+                           ffi::Buffer<ffi::PRED> mask, Numbers begin, Numbers table, Floats sinks,
+                           float cap, Results out, Results top, Results total) {
+  if (k_cache.dimensions()[2] != kKeys)
+    return ffi::Error::InvalidArgument("a page has another number of rows than a block");
+  return attention(pool, q, k_cache, v_cache, table.typed_data(), table.dimensions()[1] * kKeys,
+                   length, k_tree, v_tree, mask, begin, nullptr, sinks, cap, out, top, total);
+}
+
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TreeAttention, tree_attention,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Numbers>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
                                   .Arg<ffi::Buffer<ffi::PRED>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<Numbers>()
+                                  .Arg<Numbers>()
+                                  .Arg<Floats>()
                                   .Attr<float>("cap")
-                                  .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>());
+                                  .Ret<Floats>()
+                                  .Ret<Floats>()
+                                  .Ret<Floats>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(PagedAttention, paged_attention,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Numbers>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<ffi::Buffer<ffi::PRED>>()
+                                  .Arg<Numbers>()
+                                  .Arg<Numbers>()
+                                  .Arg<Floats>()
+                                  .Attr<float>("cap")
+                                  .Ret<Floats>()
+                                  .Ret<Floats>()
+                                  .Ret<Floats>());

@@ -5,10 +5,14 @@ share its keys. The tree comes first: a node sees itself, so the running maximum
 on. Blocks that are seen whole need no mask. A window is a number for each node, the first row that
 it sees; it masks the blocks that it cuts, and those before it are skipped.
 
+Of a cache in pages a block is up to eight pages, each an operand of its own: all are the same
+array, and which page each takes is read from scalar memory. Pages behind the text are not fetched.
+
 Letters: those of `reference`, and R = G N rows of a head, P rows of a block, J blocks.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +21,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from specjax import checks
+from specjax.kernels.tree_attention.paged import PAGE, Paged
 from specjax.kernels.tree_attention.quantised import Cached, Quantised
 from specjax.kernels.tree_attention.reference import Result, capped
 
 LANES = 128
 WIDTHS = (64, 80, 96, 128, 192, 256)  # of a head; in memory a row fills whole lanes
+AT_ONCE = 8  # pages of a block
 LOW = -1e30  # the score of a row that is not seen: LOW - LOW is 0, while -inf would give NaN
 
 
@@ -54,9 +60,9 @@ def _kernel(
 ):
   """Adds one block. `live` and `fetch` i32[B, J] lie in scalar memory; the last three are scratch.
 
-  k and v are a block [P, C], or Quantised with scale [1, P]; `visible` is (i8[1, P],), or () where
-  nodes see the first rows; `start` is (i32[R, 1],), or () without a window; `sinks` is (f32[R, 1],)
-  or ().
+  k and v are a block [P, C], a list of pages [64, C], or Quantised with scale [1, P]; `visible` is
+  (i8[1, P],), or () where nodes see the first rows; `start` is (i32[R, 1],), or () without a
+  window; `sinks` is (f32[R, 1],) or ().
   """
   b, j = pl.program_id(0), pl.program_id(2)
   del fetch  # the index maps use it
@@ -66,6 +72,8 @@ def _kernel(
     """A block [P, C] as the matrix unit takes it, and the scale of its rows."""
     if isinstance(block, Quantised):
       return block.values[...].astype(jnp.float32).astype(q.dtype), block.scale[...]
+    if isinstance(block, list):
+      return jnp.concatenate([page[...] for page in block], 0), None
     return block[...], None
 
   def join(seen) -> None:
@@ -119,7 +127,7 @@ def _kernel(
     total[...] = jnp.broadcast_to(whole, total.shape)
     mixed[...] = _dot(weight.astype(v_tree.dtype), v_tree[...], (1, 0))
 
-  size = jax.tree.leaves(k)[0].shape[0]
+  size = len(k) * PAGE if isinstance(k, list) else jax.tree.leaves(k)[0].shape[0]
   pl.when(n == size)(lambda: join(None))
   in_part = marked_rows if visible else first_rows
   pl.when((n > 0) & (n != size if start else n < size))(lambda: join(in_part))
@@ -151,10 +159,21 @@ def plan(prefix: Array, size: int, J: int, start: Array | None = None) -> tuple[
   return live, jax.lax.cummax(jnp.where(live > 0, block, first), axis=1)
 
 
+def pages_of(table: Array, prefix: Array, fetch: Array, each: int) -> Array:
+  """i32[B, J each], of a table i32[B, S / 64] the pages to fetch, `each` (static) for a block.
+
+  In the place of a page behind the text stands that of the block before, so nothing is fetched.
+  """
+  place = fetch[..., None] * each + jnp.arange(each, dtype=jnp.int32)[None, None]
+  behind = (place * PAGE >= prefix[:, None, None]) & (place >= each)
+  place = jnp.where(behind, place - each, place).reshape(len(table), -1)
+  return jnp.take_along_axis(table, jnp.minimum(place, table.shape[1] - 1), 1)
+
+
 def tree_attention(
   q: Array,
-  k_cache: Cached,
-  v_cache: Cached,
+  k_cache: Cached | Paged,
+  v_cache: Cached | Paged,
   prefix: Array,
   k_tree: Array,
   v_tree: Array,
@@ -170,12 +189,15 @@ def tree_attention(
   """See `api.tree_attention`.
 
   Args:
-    block: cached rows per block, a multiple of 128 or the whole capacity (static).
+    block: cached rows per block, a multiple of 128 or the whole capacity (static). A cache in
+      pages, of which nodes see the first rows, has at most 512.
     interpret: False, or how the kernel is simulated (static).
   """
   B, H, N, C = q.shape
   K = k_tree.shape[1]
-  S = jax.tree.leaves(k_cache)[0].shape[2]
+  in_pages = isinstance(k_cache, Paged)
+  S = k_cache.table.shape[1] * PAGE if in_pages else jax.tree.leaves(k_cache)[0].shape[2]
+  block = min(block, AT_ONCE * PAGE) if in_pages else block
   R, size = H // K * N, block
   if block % LANES and block != S:
     checks.refuse("block", block, f"a multiple of {LANES}, or the capacity {S}")
@@ -196,13 +218,23 @@ def tree_attention(
   def of_head(*shape: int) -> pl.BlockSpec:
     return pl.BlockSpec((None, None, *shape), lambda b, h, j, live, fetch: (b, h, 0, 0))
 
-  def of_cache(x: Cached):
+  def of_page(m: int) -> pl.BlockSpec:
+    each = size // PAGE
+    return pl.BlockSpec(
+      (None, None, PAGE, C), lambda b, h, j, live, fetch: (fetch[b, j * each + m], h, 0, 0)
+    )
+
+  def of_cache(x: Cached | Paged):
+    if isinstance(x, Paged):
+      return list(map(of_page, range(size // PAGE)))
     rows = pl.BlockSpec((None, None, size, C), lambda b, h, j, live, fetch: (b, h, fetch[b, j], 0))
     scale = pl.BlockSpec((None, None, 1, size), lambda b, h, j, live, fetch: (b, h, 0, fetch[b, j]))
     return jax.tree.map(lambda leaf: rows if leaf.ndim == 4 else scale, x)
 
-  def in_place(x: Cached) -> Cached:
+  def in_place(x: Cached | Paged) -> Any:
     """Keeps a cache in HBM: before every call XLA would copy one that fits onto the chip."""
+    if isinstance(x, Paged):
+      return [in_place(x.pages)] * (size // PAGE)
     x = x._replace(scale=x.scale[:, :, None]) if isinstance(x, Quantised) else x
     if interpret:
       return x
@@ -213,6 +245,9 @@ def tree_attention(
   of_visible = pl.BlockSpec((None, 1, size), lambda b, h, j, live, fetch: (b, 0, fetch[b, j]))
   of_start = pl.BlockSpec((None, R, 1), lambda b, h, j, live, fetch: (b, 0, 0))
   of_sink = pl.BlockSpec((None, R, 1), lambda b, h, j, live, fetch: (h, 0, 0))
+  live, fetch = plan(prefix, size, J, start)
+  if isinstance(k_cache, Paged):
+    fetch = pages_of(k_cache.table, prefix, fetch, size // PAGE)
   out, top, total = pl.pallas_call(
     functools.partial(_kernel, cap=cap),
     grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -245,7 +280,8 @@ def tree_attention(
     ),
     interpret=interpret,
   )(
-    *plan(prefix, size, J, start),
+    live,
+    fetch,
     rows,
     in_place(k_cache),
     in_place(v_cache),

@@ -5,12 +5,14 @@ Letters: those of `reference`, and R = N H / K rows that share a head's keys.
 
 import functools
 import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from specjax.kernels.platform import platform
+from specjax.kernels.tree_attention.paged import PAGE, Paged, side_by_side
 from specjax.kernels.tree_attention.quantised import Cached, Quantised
 from specjax.kernels.tree_attention.reference import Result, capped
 
@@ -20,8 +22,8 @@ FEW = 32  # R at most, as many rows have more to do in a block
 
 def tree_attention(
   q: Array,
-  k_cache: Cached,
-  v_cache: Cached,
+  k_cache: Cached | Paged,
+  v_cache: Cached | Paged,
   visible: Array,
   k_tree: Array,
   v_tree: Array,
@@ -34,7 +36,7 @@ def tree_attention(
   sinks: Array | None = None,
 ) -> Result:
   """See `reference`; blocks of `block` (static) rows that no node sees are not read, where they lie
-  past the last visible row or before the first `start`.
+  past the last visible row or before the first `start`. The pages of a block are gathered.
 
   Texts do not depend on the lengths of their neighbours in the batch: a block of which a text sees
   nothing changes no bit of its result.
@@ -62,8 +64,8 @@ def _one_by_one() -> bool:
 
 
 def _attend(
-  k_cache: Cached,
-  v_cache: Cached,
+  k_cache: Cached | Paged,
+  v_cache: Cached | Paged,
   scale: float,
   block: int,
   cap: float | None,
@@ -123,11 +125,14 @@ def _attend(
     first = j * size if begin is None else begin + j * size
     start = jnp.minimum(first, S - size)  # the last block starts earlier, skipping rows it has read
 
-    def cached(x: Array) -> Array:
+    def cached(x: Any) -> Array:
+      if isinstance(x, Paged):
+        part = jax.lax.dynamic_slice(x.table, (at, start // PAGE), (B, size // PAGE))
+        return side_by_side(x._replace(table=part))
       corner = (at, jnp.int32(0), start, *(jnp.int32(0),) * (x.ndim - 3))
       return jax.lax.dynamic_slice(x, corner, (B, K, size, *x.shape[3:]))
 
-    k, v = jax.tree.map(cached, (k_cache, v_cache))
+    k, v = jax.tree.map(cached, (k_cache, v_cache), is_leaf=lambda x: isinstance(x, Paged))
     seen = jax.lax.dynamic_slice_in_dim(visible, start, size, 1)
     seen = (seen & (start + column[:size] >= first)[None])[:, None]
     sees = seen[:, :, None]

@@ -212,6 +212,8 @@ class Serve:
       model, but at most 4096.
     prefixes: memory in MB (1e6 bytes) for the beginnings of prompts, so that a system prompt is
       read only once; with 0 every prompt is read as a whole.
+    pages: number of pages of 64 tokens that hold all texts, so that a text takes only what it
+      needs, and a common beginning is held once; with 0 each row has room for --max-length tokens.
     queue: number of requests that may wait; more are refused.
     seconds: time limit of an answer, including waiting.
   """
@@ -224,6 +226,7 @@ class Serve:
   batch: int = 8
   max_length: Annotated[int | None, options.SAID] = None
   prefixes: float = 0.0
+  pages: int = 0
   queue: int = 64
   seconds: float = 300.0
   http: Http = Http()
@@ -344,6 +347,7 @@ class Memory:
     prompt_tokens: length of the longest prompt.
     max_new_tokens: budget per prompt.
     prefixes: memory in MB for the beginnings of prompts in a server, as for `serve`.
+    pages: number of pages in which a server holds all texts, as for `serve`.
     budget: memory of the device in GB (1e9 bytes), for which the largest batch is found.
   """
 
@@ -355,6 +359,7 @@ class Memory:
   prompt_tokens: int = 128
   max_new_tokens: int = 128
   prefixes: float = 0.0
+  pages: int = 0
   budget: Annotated[float | None, options.SAID] = None
   model: Model = Model()
 

@@ -104,7 +104,7 @@ def run_tune(args: Tune) -> None:
 def run_memory(args: Memory) -> None:
   model = load_model(args.model, True)
   held = round(1e6 * checks.number("prefixes", args.prefixes, 0))
-  lengths = args.prompt_tokens, args.max_new_tokens, held
+  lengths = args.prompt_tokens, args.max_new_tokens, held, args.pages
 
   def decoder(batch: int) -> Decoder:
     return Decoder(

@@ -1,5 +1,6 @@
 """Decode prompts with a model, a drafter and a verifier."""
 
+import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import checks, distributed, speculate, switches
-from specjax.base import Params
+from specjax.base import Params, Target
 from specjax.decoding.batching import (
   Result,
   Rounds,
@@ -130,6 +131,12 @@ class Decoder:
     self.prices = None
     self._choose = guess.chooser() if guess.chooser is not None else None
     self._warm: set[tuple[int, int]] = set()
+
+  def over(self, target: Target) -> "Decoder":
+    """This decoder with the same network over caches of another kind."""
+    own = copy.copy(self)
+    own.method, own._warm = self.method._replace(target=target), set()
+    return own
 
   @property
   def label(self) -> str:

@@ -23,6 +23,7 @@ from specjax.kernels.platform import platform
 from specjax.models.attention import queries
 from specjax.models.chunks import chunk
 from specjax.models.config import Config
+from specjax.serving.paging import lowered_piece, over_pages, state_shapes
 from specjax.serving.pieces import check_pieces
 
 GUESSES = 4  # of a batch, each of which compiles two programs
@@ -34,7 +35,7 @@ class Memory(NamedTuple):
   Attributes:
     weights: of the target, once for every layout in which its matrices lie.
     parts: weights of the drafter and of the verifier.
-    cache: keys and values of the target.
+    cache: keys and values of the target; with pages, all of these.
     state: what the drafter keeps, texts and log-probabilities.
     prefill, round: what is set aside besides for the prompts, and for a round.
     prefixes: what a server keeps of prompts, and the row into which it reads one in pieces.
@@ -89,17 +90,20 @@ def size_of(tree: Any) -> int:
   return sum(size(x) for x in {id(x): x for x in jax.tree.leaves(tree)}.values())
 
 
-def measure(decoder: Decoder, prompt_tokens: int, max_new_tokens: int, prefixes: int = 0) -> Memory:
+def measure(
+  decoder: Decoder, prompt_tokens: int, max_new_tokens: int, prefixes: int = 0, pages: int = 0
+) -> Memory:
   """The memory in which a decoder answers B prompts of so many tokens.
 
   Both programs are compiled, and nothing is run. On a mesh it is called under `jax.set_mesh`.
 
   Args:
     prefixes: bytes in which a server keeps beginnings of prompts, see `serving.engine`.
+    pages: in which a server keeps all texts, as there.
 
   Raises:
-    ValueError: a number below 1, a text that is longer than the model's positions, or `prefixes`
-      with a decoder whose prompts cannot be read in pieces.
+    ValueError: a number below 1, a text that is longer than the model's positions, or `prefixes` or
+      `pages` with a decoder that does not go with them.
   """
   model, method, weights, B = decoder.model, decoder.method, decoder.weights, decoder.batch
   checks.whole("prompt_tokens", prompt_tokens, 1)
@@ -109,6 +113,8 @@ def measure(decoder: Decoder, prompt_tokens: int, max_new_tokens: int, prefixes:
       f"`prompt_tokens` and `max_new_tokens` must be together at most {model.config.max_length}, "
       f"the positions of {model.name}, got {prompt_tokens} and {max_new_tokens}."
     )
+  if pages:
+    return _in_pages(decoder, prompt_tokens + max_new_tokens, pages)
   T = pad_to_bucket(prompt_tokens)
   capacity = decoder.capacity(T, max_new_tokens)
   request = decoder.request(np.arange(B), np.full(B, prompt_tokens + max_new_tokens))
@@ -134,6 +140,24 @@ def measure(decoder: Decoder, prompt_tokens: int, max_new_tokens: int, prefixes:
     _besides(start) + _library(model.config, weights.target, B, T),
     _besides(advance),
     prefixes and prefixes + (cache + rest) // B,
+  )
+
+
+def _in_pages(decoder: Decoder, max_length: int, count: int) -> Memory:
+  """`measure` of a server whose B rows have so many pages."""
+  decoder = over_pages(decoder, max_length, count)
+  method, weights, B = decoder.method, decoder.weights, decoder.batch
+  capacity = decoder.capacity(max_length, 0)
+  request = decoder.request(np.arange(B), np.full(B, max_length))
+  state = state_shapes(decoder, capacity, request, count)
+  advance = speculate.compiled_advance.lower(method, weights, request, state, jnp.int32(1))
+  return Memory(
+    size_of(weights.target),
+    size_of(weights) - size_of(weights.target),
+    size_of(state.cache),
+    size_of(state._replace(cache=())),
+    _besides(lowered_piece(decoder, capacity, count).compile()),
+    _besides(advance.compile()),
   )
 
 

@@ -8,7 +8,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from specjax.kernels.platform import platform
-from specjax.kernels.tree_attention import reads_blocks, tree_attention
+from specjax.kernels.tree_attention import (
+  Paged,
+  gathered,
+  paged_attention,
+  reads_blocks,
+  tree_attention,
+)
 from specjax.models.products import turned
 
 QUERIES = 512  # of a long text at a time, whose scores would otherwise fill the memory
@@ -29,7 +35,7 @@ def attend(
   k: Array,
   v: Array,
   mask: Array,
-  prefix: tuple[Array, ...] | None,
+  prefix: tuple[Any, ...] | None,
   cap: float | None = None,
   sinks: Array | None = None,
 ) -> Array:
@@ -47,7 +53,8 @@ def attend(
     mask: bool[B, N, M], node i sees fresh row j. Every node must see one row at least, its own.
     prefix: (k [B, K, S, C], v, visible) or None. `visible` says which rows are seen: the first ones
       by all nodes, i32[B]; any by all nodes, bool[B, S]; or any by each node, bool[B, N, S]. Keys
-      and values [B, K, N, S, C] are rows that one node each sees, all of them. A fourth part
+      and values [B, K, N, S, C] are rows that one node each sees, all of them. `Paged` ones lie in
+      pages, which are gathered where no kernel reads them in their places. A fourth part
       i32[B, N] is the first of the rows that a node sees, where a window hides those before it; a
       fifth i32[B] says how many rows of the text are held no more.
     cap: c of scores c tanh(s / c), static.
@@ -56,6 +63,12 @@ def attend(
   Returns:
     [B, N, H * D].
   """
+  if prefix is not None and isinstance(prefix[0], Paged):
+    start = prefix[3] if len(prefix) > 3 else None
+    out = paged_attention(q, *prefix[:3], k, v, mask, start=start, cap=cap, sinks=sinks)
+    if out is not None:
+      return out.swapaxes(1, 2).reshape(q.shape[0], q.shape[2], -1)
+    prefix = _side_by_side(prefix)
   B, H, N, C = q.shape
   K, D = k.shape[1], v.shape[3]
   with_values = k.shape[3] < C
@@ -126,6 +139,17 @@ def attend(
     total = total + jnp.exp(sink - top)
   out = (out / total).astype(v.dtype)
   return out.reshape(B, H, N, D).swapaxes(1, 2).reshape(B, N, H * D)
+
+
+def _side_by_side(prefix: tuple[Any, ...]) -> tuple[Array, ...]:
+  """A prefix that lies in pages as one that is dense."""
+  k, v, visible, *rest = prefix
+  if visible.dtype == bool:
+    seen = visible if visible.ndim == 2 else visible.any(1)
+  else:
+    S = k.table.shape[1] * k.pages.shape[2]
+    seen = jnp.arange(S, dtype=jnp.int32)[None] < visible[:, None]
+  return gathered(k, seen), gathered(v, seen), visible, *rest
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 
 from specjax.base import KV, Cache, Evaluation, Params, Target
 from specjax.kernels.platform import mesh_axis
+from specjax.kernels.tree_attention import Paged
 from specjax.models.gated_delta import State
 
 Index = int | Array
@@ -22,14 +23,34 @@ class Newest(NamedTuple):
   rows: Array
 
 
+class PagedCache(NamedTuple):
+  """A cache in pages of 64 rows, see `models.pages`.
+
+  Attributes:
+    kv: KV with pages [P, K, 64, C].
+    table: i32[B, S / 64], which page has the rows of a text from 64 i on.
+    length: i32[B], as in `Cache`.
+  """
+
+  kv: Any
+  table: Any
+  length: Array
+
+
 def _spread(x: Array) -> PartitionSpec | None:
   """How x [B, K, S, C] is spread over the mesh that is set; None where there is none."""
   axes = mesh_axis("data", x.shape[0]), mesh_axis("model", x.shape[1])
   return PartitionSpec(*axes) if any(axes) else None
 
 
-def rows_of(cache: Cache) -> KV:
-  """What a dense cache holds; ValueError for another, which only its own target reads."""
+def rows_of(cache: Any) -> KV:
+  """What a cache holds that is dense, or lies in pages: of each layer an array, or `Paged`.
+
+  It raises ValueError for another, which only its own target reads.
+  """
+  if isinstance(cache, PagedCache):
+    k, v = (tuple(Paged(x, cache.table) for x in xs) for xs in cache.kv)
+    return KV(k, v)
   if not isinstance(cache, Cache):
     raise ValueError("the target's cache must be dense for a drafter that reads it.")
   return cache.kv
@@ -82,9 +103,9 @@ def commit(cache: Cache, kv: KV, path: Array, rows: Array) -> Cache:
 
   def append(buffer: Array, window: Array, b: Index, path: Array, start_row: Array) -> Array:
     start = (b, 0, start_row[b], 0)
-    return lax.dynamic_update_slice(buffer, _row(window, b), start)
+    return lax.dynamic_update_slice(buffer, row_of(window, b), start)
 
-  return Cache(_written(window, append, cache.kv, kv, path, start_row), cache.length + rows)
+  return Cache(written(window, append, cache.kv, kv, path, start_row), cache.length + rows)
 
 
 def renew(kv: Any, fresh: Any, start: Array, rows: Array) -> Any:
@@ -96,10 +117,10 @@ def renew(kv: Any, fresh: Any, start: Array, rows: Array) -> Any:
   def put(buffer: Array, fresh: Array, b: Index, start: Array, rows: Array) -> Array:
     place = (b, 0, start[b], 0)
     before = lax.dynamic_slice(buffer, place, (1, *fresh.shape[1:]))
-    window = jnp.where(rows[b, :, None], _row(fresh, b).astype(buffer.dtype), before)
+    window = jnp.where(rows[b, :, None], row_of(fresh, b).astype(buffer.dtype), before)
     return lax.dynamic_update_slice(buffer, window, place)
 
-  return _written(lambda buffer, fresh, *_: fresh, put, kv, fresh, start, rows)
+  return written(lambda buffer, fresh, *_: fresh, put, kv, fresh, start, rows)
 
 
 def moved(kv: Any, fresh: Any, by: Array, most: int) -> Any:
@@ -113,15 +134,15 @@ def moved(kv: Any, fresh: Any, by: Array, most: int) -> Any:
     rows = lax.dynamic_slice(buffer, (b, 0, by[b], 0), size)
     return lax.dynamic_update_slice(buffer, rows, (b, 0, 0, 0))
 
-  return _written(lambda buffer, fresh, *_: fresh, put, kv, fresh, by)
+  return written(lambda buffer, fresh, *_: fresh, put, kv, fresh, by)
 
 
-def _row(x: Array, b: Index) -> Array:
+def row_of(x: Array, b: Index) -> Array:
   """[1, ..]: row b of x [B, ..]."""
   return x[b : b + 1] if isinstance(b, int) else lax.dynamic_slice_in_dim(x, b, 1)
 
 
-def _written(
+def written(
   window: Callable[..., Array], put: Callable[..., Array], kv: Any, fresh: Any, *per_row: Array
 ) -> Any:
   """put(buffer, window(buffer, fresh, *per_row), b, *per_row) for every row b of every array.
@@ -134,7 +155,7 @@ def _written(
   def write_all(kv: Any, fresh: Any, *per_row: Array) -> Any:
     def unrolled(buffer: Array, fresh: Array) -> Array:
       rows = window(buffer, fresh, *per_row)
-      for b in range(len(buffer)):
+      for b in range(len(rows)):
         buffer = put(buffer, rows, b, *per_row)
       return buffer
 

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Cache, Params
+from specjax.kernels.tree_attention import Paged
+from specjax.kernels.tree_attention import gathered as paged_rows
 from specjax.models import cache as kv_cache
 from specjax.models.cache import Newest
 from specjax.models.config import Config
@@ -155,6 +157,10 @@ def _of_cache(c: Config, seen: Cache, position: Array, layer: int) -> Seen:
     reach = reaches(c)[layer]
     assert reach is not None
     k, v, before = k.rows, v.rows, gone(seen.length, reach)
+  if isinstance(k, Paged):
+    S = k.table.shape[1] * k.pages.shape[2]
+    there = jnp.arange(S, dtype=jnp.int32)[None] < seen.length[:, None]
+    k, v = paged_rows(k, there), paged_rows(v, there)
   last = jnp.maximum(seen.length - 1 - before, 0)
   B, W = position.shape
   place = jnp.broadcast_to(last[:, None], (B, W))

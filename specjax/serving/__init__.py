@@ -19,7 +19,7 @@ POLICY = "threshold"  # of a denoiser
 
 
 # What a causal model is served with, and the values that a denoiser takes.
-CAUSAL = {"drafter": "none", "verifier": "target_only", "stop_words": (), "prefixes": 0}
+CAUSAL = {"drafter": "none", "verifier": "target_only", "stop_words": (), "prefixes": 0, "pages": 0}
 
 
 def denoiser_of(model: Model, args: Serve) -> DiffusionDecoder:
@@ -62,7 +62,7 @@ def command(args: Serve, load: Callable[[], Model]) -> None:
       stop_words=args.stop_words,
     )
     held = round(1e6 * checks.number("prefixes", args.prefixes, 0))
-    return Engine(decoder, max_length=most, queue=args.queue, prefixes=held)
+    return Engine(decoder, max_length=most, queue=args.queue, prefixes=held, pages=args.pages)
 
   http = args.http
   serve(make, http.host, http.port, args.seconds, http.key, http.origins)

@@ -14,7 +14,8 @@ from specjax.names.build.cache import DENSE
 from specjax.names.build.processors import Used
 from specjax.processors import Penalties
 from specjax.sampling import SamplingParams
-from specjax.serving.half import Seen
+from specjax.serving.half import Progress, Seen
+from specjax.serving.paging import Paging, over_pages
 from specjax.serving.pieces import Pieces, Reading
 from specjax.serving.prefixes import BLOCK
 from specjax.serving.rows import DecodeRows, padded_lengths
@@ -27,7 +28,8 @@ class CausalRows:
 
   def __init__(self, half: "CausalHalf", count: int):
     self._half = half
-    self._rows = DecodeRows(half.decoder, half.capacity, half.lengths[0], count)
+    pool = None if half.paging is None else half.paging.pool
+    self._rows = DecodeRows(half.decoder, half.capacity, half.lengths[0], count, pool)
     self._reading: tuple[Ticket, Reading] | None = None  # whose prompt is read in pieces
 
   @property
@@ -42,20 +44,56 @@ class CausalRows:
     self._rows.admit(b, ticket.ids, T, self._half.request(ticket), again)
     return True
 
-  def read_on(self, b: int, ticket: Ticket) -> bool:
-    pieces = self._half.pieces
+  def read_on(self, b: int, ticket: Ticket, decoding: int) -> Progress:
+    pieces, paging = self._half.pieces, self._half.paging
     assert pieces is not None
     if self._reading is None or self._reading[0] is not ticket:
-      self._reading = ticket, pieces.begin(ticket.ids)
-      ticket.reused = self._reading[1].reused
+      self._leave_off()
+      if paging is not None and not paging.has_room(ticket, decoding):
+        return "waits"
+      self._reading = ticket, pieces.begin(ticket.ids + ticket.tokens)
+      if not ticket.tokens:
+        ticket.reused = self._reading[1].reused
     reading = self._reading[1]
     if not reading.done:
+      if paging is not None and not paging.has_free():
+        return "waits"
       pieces.go_on(reading)
-    if reading.done:
-      request = self._half.request(ticket)
-      self._rows.place(b, pieces.ready(reading, request), request)
-      self._reading = None
-    return reading.done
+    if not reading.done:
+      return "more"
+    request = self._half.request(ticket)
+    alone = pieces.ready(reading, request)
+    if paging is not None:
+      alone = paging.admit(ticket, reading, alone)
+    self._rows.place(b, alone, request)
+    self._reading = None
+    return "read"
+
+  def _leave_off(self) -> None:
+    """Forgets what is read of a prompt that is not read."""
+    if self._half.paging is not None and self._reading is not None:
+      self._half.paging.drop(self._reading[1].chain)
+    self._reading = None
+
+  def prepare(self, held: Mapping[int, Ticket], rounds: int) -> list[int]:
+    if (paging := self._half.paging) is None:
+      return []
+    most = rounds * (self._half.decoder.method.drafter.depth + 1)
+    left = dict(held)
+    for b, ticket in sorted(held.items(), key=lambda item: item[1].begun):  # the oldest first
+      needed = min(len(ticket.tokens) + most, ticket.budget) + len(ticket.ids) - 1
+      while b in left and not paging.has_grown(ticket, needed):
+        self._put_back(left, paging)
+    self._rows.chains = [paging.chain(left[b]) if b in left else [] for b in range(self.count)]
+    return [*(held.keys() - left.keys())]
+
+  def _put_back(self, left: dict[int, Ticket], paging: Paging) -> None:
+    """Takes its pages from the youngest request that has some."""
+    last = max(left, key=lambda b: left[b].begun)
+    if self._reading is not None and self._reading[0].begun > left[last].begun:
+      self._leave_off()
+    else:
+      paging.set_aside(left.pop(last), self._rows.out(last))
 
   def look(self, held: Mapping[int, Ticket], rounds: int) -> dict[int, Seen]:
     seen, decoder = self._rows.advance(rounds), self._half.decoder
@@ -74,6 +112,12 @@ class CausalRows:
   def free(self, b: int) -> None:
     self._rows.free(b)
 
+  def leave(self, ticket: Ticket) -> None:
+    if self._reading is not None and self._reading[0] is ticket:
+      self._leave_off()
+    if self._half.paging is not None:
+      self._half.paging.end(ticket)
+
   def take(self, index: Sequence[int]) -> None:
     self._rows.take(index)
 
@@ -89,22 +133,34 @@ class CausalHalf:
   Args:
     max_length: the most tokens of a prompt and its answer together; every cache is that long.
     prefixes: bytes in which beginnings of prompts are kept; 0 reads each prompt as a whole.
+    pages: in which the target keeps all texts, see `serving.paging`; 0 gives each row a cache of
+      full length.
 
   Raises:
-    ValueError: `prefixes` with a decoder whose prompts cannot be read in pieces.
+    ValueError: `prefixes` or `pages` with a decoder that does not go with them, or both.
   """
 
+  paging: Paging | None
   lacks: Mapping[str, str] = {}
 
-  def __init__(self, decoder: Decoder, max_length: int, prefixes: int):
+  def __init__(self, decoder: Decoder, max_length: int, prefixes: int, pages: int):
+    if pages and prefixes:
+      checks.refuse("prefixes", prefixes, "0 with `pages`, which texts that begin alike share")
+    decoder = over_pages(decoder, max_length, pages) if pages else decoder
     self.decoder, self._max_length = decoder, max_length
     self.capacity = decoder.capacity(max_length, 0)
     self.lengths = padded_lengths(decoder, max_length, self.capacity)
-    self.pieces = Pieces(decoder, self.capacity, prefixes) if prefixes else None
+    self._pieces = Pieces(decoder, self.capacity, prefixes) if prefixes else None
+    self.paging = Paging(decoder, self.capacity, pages) if pages else None
     self.by_load = decoder.method.drafter.chooser is not None
     self.names = {"drafter": decoder.name, "verifier": decoder.label}
     self.stop_words: Sequence[str] = decoder.stop_words
     self.unscored = "" if decoder.cache == DENSE else "over a cache that is not dense"
+
+  @property
+  def pieces(self) -> Pieces | None:
+    """What reads prompts in pieces, None where nothing does."""
+    return self._pieces if self.paging is None else self.paging.pieces
 
   @property
   def examples(self) -> list[tuple[list[int], int]]:
@@ -141,6 +197,10 @@ class CausalHalf:
 
   def rows(self, count: int) -> CausalRows:
     return CausalRows(self, count)
+
+  def reset(self) -> None:
+    if self.paging is not None:
+      self.paging.reset()
 
   def request(self, ticket: Ticket) -> speculate.DecodeRequest:
     """What a row asks for."""

@@ -27,7 +27,8 @@ from specjax.diffusion.loops import State, resized
 from specjax.names.build.processors import Used
 from specjax.processors import Penalties
 from specjax.sampling import SamplingParams
-from specjax.serving.half import Seen
+from specjax.serving.half import Progress, Seen
+from specjax.serving.paging import Paging
 from specjax.serving.pieces import Pieces
 from specjax.serving.ticket import Ticket
 from specjax.trees.structure import rows_where
@@ -132,8 +133,11 @@ class DenoiseRows:
   def _into(self, b: int, alone: State, own: DenoiseRequest) -> None:
     self._state, self._request = _put(self._state, self._request, alone, own, jnp.int32(b))
 
-  def read_on(self, b: int, ticket: Ticket) -> bool:
-    return True
+  def read_on(self, b: int, ticket: Ticket, decoding: int) -> Progress:
+    return "read"
+
+  def prepare(self, held: Mapping[int, Ticket], rounds: int) -> list[int]:
+    return []
 
   def look(self, held: Mapping[int, Ticket], rounds: int) -> dict[int, Seen]:
     self._fit(rounds)
@@ -157,6 +161,9 @@ class DenoiseRows:
     self._held.pop(b, None)
     nothing = self.decoder.request([0])
     self._into(b, self._alone([], 0, nothing)[1], nothing)
+
+  def leave(self, ticket: Ticket) -> None:
+    """It has its row alone."""
 
   def take(self, index: Sequence[int]) -> None:
     kept = {i: b for i, b in enumerate(index) if b in self._held}
@@ -182,21 +189,24 @@ class DenoisedHalf:
 
   Args:
     max_length: the most tokens of a prompt and its answer together.
-    prefixes: 0.
+    prefixes, pages: 0.
 
   Raises:
-    ValueError: other `prefixes`.
+    ValueError: other `prefixes` or `pages`.
   """
 
   lacks: Mapping[str, str] = LACKS
   unscored = WHY
   pieces: Pieces | None = None
+  paging: Paging | None = None
   by_load = False
   stop_words: Sequence[str] = ()
 
-  def __init__(self, decoder: DiffusionDecoder, max_length: int, prefixes: int = 0):
+  def __init__(self, decoder: DiffusionDecoder, max_length: int, prefixes: int = 0, pages: int = 0):
     if prefixes:
       checks.refuse("prefixes", prefixes, "0 for a denoiser, whose prompts are read as a whole")
+    if pages:
+      checks.refuse("pages", pages, "0 for a denoiser, which has no cache that grows with a text")
     self.decoder = decoder
     powers = (FIRST << i for i in itertools.count())
     self.lengths = [*itertools.takewhile(max_length.__gt__, powers), max_length]
@@ -231,6 +241,9 @@ class DenoisedHalf:
 
   def rows(self, count: int) -> DenoiseRows:
     return DenoiseRows(self.decoder, self.lengths, count)
+
+  def reset(self) -> None:
+    """All is in the rows."""
 
   def stopped(self, ticket: Ticket) -> bool:
     return len(ticket.tokens) < ticket.budget or ticket.tokens[-1] in self.decoder.model.stop

@@ -29,6 +29,7 @@ from specjax.serving.causal import CausalHalf
 from specjax.serving.denoised import DenoisedHalf
 from specjax.serving.fitting import Fitting, powers
 from specjax.serving.half import Half, Rows
+from specjax.serving.paging import Paging
 from specjax.serving.pieces import Pieces
 from specjax.serving.ticket import Reason, Ticket
 
@@ -64,25 +65,28 @@ class Engine:
       rows that decode wait for one piece at a time.
     prefixes: bytes in which beginnings of prompts are kept for those that begin alike. Prompts are
       then read in pieces; with 0, each as a whole.
+    pages: of 64 tokens, in which a causal model keeps all texts; texts that begin alike share them.
+      With 0 each row has a cache of full length. Where pages run out, requests wait or are put
+      back, see `serving.paging`; their texts stay the same.
     fewer: numbers of rows below B for which the loop is compiled, too. Where fewer requests run,
       the rounds are those of so many rows. With a drafter by load None is the powers of two, and
       what rounds cost is timed, see `serving.timing`; else it is none.
 
   Attributes:
     half: what runs the decoder.
-    lengths: see `half.Half`.
-    pieces: what reads prompts in pieces, None where nothing does.
+    decoder, lengths, pieces, paging: see `half.Half`.
     sizes: the numbers of rows that are compiled, rising, B the last.
     watchers: each is called with every request that has ended, by the thread that ended it.
 
   Raises:
     ValueError: a length beyond the positions of the model, a number that is not accepted, or
-      `prefixes` with a decoder whose prompts cannot be read in pieces.
+      `prefixes` or `pages` with a decoder that does not go with them.
   """
 
   half: Half
+  decoder: Decoder | DiffusionDecoder
   lengths: list[int]
-  pieces: Pieces | None
+  paging: Paging | None
   sizes: list[int]
   watchers: list[Callable[[Ticket], None]]
 
@@ -94,6 +98,7 @@ class Engine:
     queue: int = 64,
     rounds: int = 4,
     prefixes: int = 0,
+    pages: int = 0,
     fewer: Sequence[int] | None = None,
   ):
     positions = decoder.model.config.max_length
@@ -102,12 +107,12 @@ class Engine:
     self.queue = checks.whole("queue", queue)
     self.rounds = checks.whole("rounds", rounds, 1)
     checks.whole("prefixes", prefixes, 0, BYTES)
-    self.decoder = decoder
     if isinstance(decoder, DiffusionDecoder):
-      self.half = DenoisedHalf(decoder, self.max_length, prefixes)
+      self.half = DenoisedHalf(decoder, self.max_length, prefixes, pages)
     else:
-      self.half = CausalHalf(decoder, self.max_length, prefixes)
-    self.lengths, self.pieces = self.half.lengths, self.half.pieces
+      self.half = CausalHalf(decoder, self.max_length, prefixes, pages)
+    self.decoder, self.lengths = self.half.decoder, self.half.lengths
+    self.paging = self.half.paging
     B = decoder.batch
     self._mesh = jax.sharding.get_mesh()  # the thread would have none
     if fewer is None:  # a mesh shares out the rows of whole batches
@@ -118,7 +123,9 @@ class Engine:
     self._fitting = Fitting(self.sizes)
     self._waiting = collections.deque[Ticket]()
     self._held: dict[int, Ticket] = {}  # by row; the thread changes it, under the lock
-    self._unread = collections.deque[int]()  # the rows of these whose prompts are not read yet
+    # The rows of these whose prompts are not read yet, in order, and whether the first waits.
+    self._unread = collections.deque[int]()
+    self._waits = False
     self._changed = threading.Condition()
     self._closed = self._finishing = False
     # At the interpreter's end a thread that computes must have ended.
@@ -131,6 +138,11 @@ class Engine:
 
   def __exit__(self, *_) -> None:
     self.close()
+
+  @property
+  def pieces(self) -> Pieces | None:
+    """See `half.Half`; other ones after a failure."""
+    return self.half.pieces
 
   @property
   def closed(self) -> bool:
@@ -279,6 +291,7 @@ class Engine:
     self._unread.clear()
     for ticket in held:
       self._end(ticket, None, error)
+    self.half.reset()
 
   def _admit(self, rows: Rows) -> bool:
     """Waits until there is something to do and fills the free rows; False is the end."""
@@ -308,22 +321,37 @@ class Engine:
     """Reads a piece of the first prompt that is not read, or, where no row decodes, all of it."""
     while self._unread:
       ticket = self._held[b := self._unread[0]]
-      gone = ticket.given_up
-      if gone or rows.read_on(b, ticket):
+      if ticket.given_up:
         self._unread.popleft()
-      if gone:
-        with self._changed:
-          del self._held[b]
+        self._release(rows, b)
         self._end(ticket, "cancelled")
-      elif len(self._held) > len(self._unread):
+        continue
+      progress = rows.read_on(b, ticket, len(self._held) - len(self._unread))
+      self._waits = progress == "waits"
+      if progress == "read":
+        self._unread.popleft()
+      if len(self._held) > len(self._unread):
         return
+
+  def _release(self, rows: Rows, b: int) -> None:
+    """Frees the place of a request that ends."""
+    with self._changed:
+      ticket = self._held.pop(b)
+    rows.leave(ticket)
+
+  def _busy(self) -> dict[int, Ticket]:
+    """The requests that decode, by row."""
+    return {b: ticket for b, ticket in self._held.items() if b not in self._unread}
 
   def _hand_out(self, rows: Rows) -> None:
     """Runs some rounds, hands out what is new, and frees the rows that have ended."""
-    busy = {b: ticket for b, ticket in self._held.items() if b not in self._unread}
-    if not busy:  # all have been given up
+    rounds = 1 if self._unread and not self._waits else self.rounds
+    if back := rows.prepare(self._busy(), rounds):
+      unread = sorted([*self._unread, *back], key=lambda b: self._held[b].begun)
+      self._unread = collections.deque(unread)
+    if not (busy := self._busy()):  # all have been given up
       return
-    for b, seen in rows.look(busy, 1 if self._unread else self.rounds).items():
+    for b, seen in rows.look(busy, rounds).items():
       ticket = busy[b]
       ticket.passes, ticket.rounds = seen.passes, seen.rounds
       stopped = ticket.add(seen.new)
@@ -331,8 +359,7 @@ class Engine:
         continue
       if seen.error is None:
         rows.free(b)
-      with self._changed:
-        del self._held[b]
+      self._release(rows, b)
       ticket.closing = self.half.closing(ticket)
       if seen.error is not None and not stopped:
         self._end(ticket, None, seen.error)

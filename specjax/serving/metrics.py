@@ -32,9 +32,14 @@ class Metrics:
     self._hits = Counter(
       "specjax_prefix_hits", "Requests whose prompt's beginning was kept.", registry=held
     )
-    if engine.pieces is not None:
-      kept, lasting = engine.pieces.kept, "Bytes of what is kept of prompts."
-      Gauge("specjax_prefix_bytes", lasting, registry=held).set_function(lambda: kept.bytes)
+    pieces, paging = engine.pieces, engine.paging
+    if paging is not None:
+      free, again = "Pages that nobody uses.", "Times that a request was put back."
+      Gauge("specjax_free_pages", free, registry=held).set_function(lambda: paging.pool.free)
+      Gauge("specjax_put_back", again, registry=held).set_function(lambda: paging.put_back)
+    elif pieces is not None:
+      lasting = "Bytes of what is kept of prompts."
+      Gauge("specjax_prefix_bytes", lasting, registry=held).set_function(lambda: pieces.kept.bytes)
     self._new = Counter("specjax_generated_tokens", "Tokens of answers.", registry=held)
     self._passes = Counter("specjax_passes", "Passes of the model, by row.", registry=held)
     self._drafted = Counter("specjax_drafted_tokens", "Depths of drafts.", registry=held)

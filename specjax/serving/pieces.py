@@ -6,6 +6,9 @@ what reading it again gives, whatever else is in the store.
 
 A piece is a chain that is accepted as a whole, so the drafter's state follows as after any round.
 
+Of a cache in pages a piece fills one page. That is not copied: whoever begins alike has the same
+page in its table. The drafter's part is kept as beside a dense cache.
+
 Letters: B batch, N = 64 tokens of a piece, S capacity.
 """
 
@@ -21,6 +24,8 @@ from specjax import checks, speculate, switches
 from specjax.base import Context, Verdict
 from specjax.decoding.decoder import Decoder
 from specjax.models.cache import Newest, zero_after
+from specjax.models.pages import bare
+from specjax.serving.pool import Pool
 from specjax.serving.prefixes import BLOCK, Block, Prefixes
 from specjax.trees.structure import chain
 
@@ -31,7 +36,7 @@ class Read(NamedTuple):
   """What reading the first n tokens of a prompt leaves, n - 1 of them a whole number of pieces.
 
   Attributes:
-    cache: the target's, of n - 1 rows.
+    cache: the target's, of n - 1 rows; of one in pages what rows have for themselves.
     drafter: the drafter's state.
   """
 
@@ -45,7 +50,7 @@ def begin(
   """The first token i32[1, 1] of a prompt is read."""
   alone = jnp.ones(1, jnp.int32)
   _, cache, state = speculate.prefilled(method, weights, token, alone, capacity)
-  return Read(cache, state)
+  return Read(bare(cache), state)
 
 
 def piece(
@@ -66,7 +71,8 @@ def piece(
     axes: of each array of `read` the axis that is S long, None where it has none (static).
 
   Returns:
-    What is read now, and what is to be kept of it: of each array its N rows, or all of it.
+    What is read now, and what is to be kept of it: of each array its N rows, or all of it. The
+    cache is there with its pages, if it has such; they are not among what is to be kept.
   """
   target, drafter = method.target, method.drafter
   draft = chain(tokens[:, :-1])
@@ -92,7 +98,8 @@ def piece(
   def kept(x: Array, axis: int | None) -> Array:
     return jnp.copy(x) if axis is None else lax.dynamic_slice_in_dim(x, place, BLOCK, axis)
 
-  return found, list(map(kept, jax.tree.leaves(found), axes))
+  own = found._replace(cache=bare(found.cache))
+  return found, list(map(kept, jax.tree.leaves(own), axes))
 
 
 def put(read: Read, kept: Sequence[Array], place: Array, axes: Axes) -> Read:
@@ -105,13 +112,13 @@ def put(read: Read, kept: Sequence[Array], place: Array, axes: Axes) -> Read:
   return jax.tree.unflatten(tree, map(back, leaves, kept, axes))
 
 
-_begin = jax.jit(begin, static_argnames=("method", "capacity"))
-_piece = jax.jit(piece, static_argnames=("method", "axes"), donate_argnames="read")
+compiled_begin = jax.jit(begin, static_argnames=("method", "capacity"))
+compiled_piece = jax.jit(piece, static_argnames=("method", "axes"), donate_argnames="read")
 _put = jax.jit(put, static_argnames="axes", donate_argnames="read")
 _ready = jax.jit(speculate.ready, static_argnames="method")
 
 
-def _refused(decoder: Decoder) -> str:
+def refused(decoder: Decoder) -> str:
   """Why a decoder's prompts cannot be read in pieces, "" where they can."""
   if decoder.method.target is not decoder.model.target:
     return f"the cache {decoder.cache!r} and the verifier {decoder.verifier!r}"
@@ -121,37 +128,45 @@ def _refused(decoder: Decoder) -> str:
 
 
 def check_pieces(decoder: Decoder, capacity: int, budget: int) -> Axes:
-  """Of each array of a `Read` the axis that is S long, None where it has none.
-
-  Of a layer's newest rows some move at a piece, so they are kept as a whole.
+  """`axes_of` a decoder.
 
   Raises:
     ValueError: a decoder whose prompts cannot be read in pieces, or a budget below a piece.
   """
-
-  def shapes(S: int) -> list[Any]:
-    token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    read = _begin.eval_shape(decoder.method, decoder.weights, token, S)
-    return jax.tree.leaves(read, is_leaf=lambda x: isinstance(x, Newest))
-
-  axes, size, why = list[int | None](), 0, _refused(decoder)
-  if not why:
-    for own, longer in zip(shapes(capacity), shapes(capacity + BLOCK), strict=True):
-      if isinstance(own, Newest):
-        axes.append(None)
-        size += own.rows.size * own.rows.dtype.itemsize
-        continue
-      axis = next((i for i, n in enumerate(own.shape) if n != longer.shape[i]), None)
-      if axis is not None and own.shape[axis] != capacity:  # it has more than a row a token
-        why = f"the drafter {decoder.name!r}"
-      share = 1 if axis is None else own.shape[axis] // BLOCK
-      size += own.size * own.dtype.itemsize // share
-      axes.append(axis)
+  why = refused(decoder)
+  axes, size, why = ((), 0, why) if why else axes_of(decoder, capacity)
   if why:
     checks.refuse("prefixes", budget, f"0 with {why}: prompts are then read as a whole")
   if budget < size:
     checks.refuse("prefixes", budget, f"at least {size} bytes, which {BLOCK} tokens take here")
-  return tuple(axes)
+  return axes
+
+
+def axes_of(decoder: Decoder, capacity: int) -> tuple[Axes, int, str]:
+  """(of each array of a `Read` the axis that is S long, None where it has none; the bytes of a
+  piece; why prompts cannot be read in pieces, "" where they can).
+
+  Of a layer's newest rows some move at a piece, so they are kept as a whole.
+  """
+
+  def shapes(S: int) -> list[Any]:
+    token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    read = compiled_begin.eval_shape(decoder.method, decoder.weights, token, S)
+    return jax.tree.leaves(read, is_leaf=lambda x: isinstance(x, Newest))
+
+  axes, size, why = list[int | None](), 0, ""
+  for own, longer in zip(shapes(capacity), shapes(capacity + BLOCK), strict=True):
+    if isinstance(own, Newest):
+      axes.append(None)
+      size += own.rows.size * own.rows.dtype.itemsize
+      continue
+    axis = next((i for i, n in enumerate(own.shape) if n != longer.shape[i]), None)
+    if axis is not None and own.shape[axis] != capacity:  # it has more than a row a token
+      why = f"the drafter {decoder.name!r}"
+    share = 1 if axis is None else own.shape[axis] // BLOCK
+    size += own.size * own.dtype.itemsize // share
+    axes.append(axis)
+  return tuple(axes), size, why
 
 
 class Reading:
@@ -160,14 +175,16 @@ class Reading:
   Attributes:
     ids, n: the prompt, and how many of its tokens are read.
     reused: of these, how many had been kept.
+    chain: of a cache in pages those that hold it, in order.
   """
 
   ids: list[int]
   n: int
   reused: int
+  chain: list[int]
 
   def __init__(self, ids: list[int], read: Read):
-    self.ids, self.n, self.reused = ids, 1, 0
+    self.ids, self.n, self.reused, self.chain = ids, 1, 0, []
     self.read, self.blocks = read, list[Block]()
 
   @property
@@ -184,6 +201,8 @@ class Pieces:
     decoder: the method and the weights.
     capacity: S, a whole number of pieces.
     budget: bytes in which pieces are kept.
+    pool: the pages of a cache in such, of which each piece takes one that must be there; see
+      `serving.paging`.
 
   Attributes:
     kept: the store.
@@ -194,22 +213,28 @@ class Pieces:
 
   kept: Prefixes
 
-  def __init__(self, decoder: Decoder, capacity: int, budget: int):
-    self.decoder, self.capacity = decoder, capacity
-    self._axes = check_pieces(decoder, capacity, budget)
-    self.kept = Prefixes(budget)
+  def __init__(self, decoder: Decoder, capacity: int, budget: int, pool: Pool | None = None):
+    self.decoder, self.capacity, self._pool = decoder, capacity, pool
+    if pool is None:
+      self._axes = check_pieces(decoder, capacity, budget)
+      self.kept = Prefixes(budget)
+    else:
+      self._axes, *_ = axes_of(decoder, capacity)
+      self.kept = Prefixes(budget, lambda block: pool.drop(block.page))
 
   def begin(self, ids: list[int]) -> Reading:
     """A prompt of which the longest beginning that was kept is put back."""
     method, weights = self.decoder.method, self.decoder.weights
     first = jnp.asarray(np.array([ids[:1]], np.int32))
-    reading = Reading(ids, _begin(method, weights, first, self.capacity))
+    reading = Reading(ids, compiled_begin(method, weights, first, self.capacity))
     for block in self.kept.find(ids):
       place = jnp.int32(reading.n - 1)
       reading.read = _put(reading.read, block.held, place, axes=self._axes)
       reading.blocks.append(block)
       reading.n += BLOCK
     reading.reused = len(reading.blocks) * BLOCK
+    if self._pool is not None:
+      reading.chain = [self._pool.hold(block.page) for block in reading.blocks]
     return reading
 
   def go_on(self, reading: Reading) -> None:
@@ -219,12 +244,20 @@ class Pieces:
     own = ids[n - 1 : n + BLOCK]
     tokens[0, : len(own)] = own
     rows, place = jnp.full(1, len(own) - 1, jnp.int32), jnp.int32(n - 1)
-    method, weights = self.decoder.method, self.decoder.weights
-    arguments = method, weights, reading.read, jnp.asarray(tokens), rows, place
-    reading.read, held = _piece(*arguments, axes=self._axes)
+    method, weights, read, page = self.decoder.method, self.decoder.weights, reading.read, 0
+    if self._pool is not None:
+      reading.chain.append(page := self._pool.take())
+      read = read._replace(cache=self._pool.lent(read.cache, [reading.chain]))
+    arguments = method, weights, read, jnp.asarray(tokens), rows, place
+    read, held = compiled_piece(*arguments, axes=self._axes)
+    if self._pool is not None:
+      read = read._replace(cache=self._pool.back(read.cache))
+    reading.read = read
     reading.n += len(own) - 1
     if len(own) == BLOCK + 1:
-      reading.blocks.append(self.kept.add(reading.blocks, ids, held))
+      if self._pool is not None:
+        self._pool.hold(page)
+      reading.blocks.append(self.kept.add(reading.blocks, ids, held, page))
 
   def ready(self, reading: Reading, request: speculate.DecodeRequest) -> speculate.DecodeState:
     """The state of one row, with its prompt read."""

@@ -5,7 +5,7 @@ one token more than the others, since reading a prompt begins behind its first t
 """
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from jax import Array
 
@@ -18,13 +18,17 @@ class Block:
   Attributes:
     held: what its tokens leave; nothing once the block has gone.
     size: of that, in bytes.
+    page: where the target's part of it is, in a cache in pages.
   """
 
   held: Sequence[Array]
   size: int
+  page: int
 
-  def __init__(self, above: "Block | None", tokens: tuple[int, ...], held: Sequence[Array]):
-    self.above, self.tokens, self.held = above, tokens, held
+  def __init__(
+    self, above: "Block | None", tokens: tuple[int, ...], held: Sequence[Array], page: int = 0
+  ):
+    self.above, self.tokens, self.held, self.page = above, tokens, held, page
     self.below = dict[tuple[int, ...], Block]()
     self.size = sum(x.nbytes for x in held)
 
@@ -34,6 +38,7 @@ class Prefixes:
 
   Args:
     budget: the most bytes that all blocks together hold.
+    gone: is called with each block that goes.
 
   Attributes:
     bytes: what they hold.
@@ -41,8 +46,8 @@ class Prefixes:
 
   bytes: int
 
-  def __init__(self, budget: int):
-    self.budget, self.bytes = budget, 0
+  def __init__(self, budget: int, gone: Callable[[Block], None] = lambda block: None):
+    self.budget, self.bytes, self._gone = budget, 0, gone
     self._root = Block(None, (), ())
     # The least recently used first. A block is used after those below it, so the first is a leaf.
     self._used = collections.OrderedDict[Block, None]()
@@ -62,30 +67,39 @@ class Prefixes:
     self._use(found)
     return found
 
-  def add(self, above: Sequence[Block], ids: Sequence[int], held: Sequence[Array]) -> Block:
+  def __iter__(self) -> Iterator[Block]:
+    """The blocks, the least recently used first."""
+    return iter(self._used)
+
+  def add(
+    self, above: Sequence[Block], ids: Sequence[int], held: Sequence[Array], page: int = 0
+  ) -> Block:
     """The block of `ids` behind a chain of blocks; it is not kept where the chain has gone."""
     first = 1 + len(above) * BLOCK
     tokens = tuple(ids[first if above else 0 : first + BLOCK])
     at = above[-1] if above else self._root
     if above and at not in self._used:
       return Block(at, tokens, ())
-    at.below[tokens] = block = Block(at, tokens, held)
+    at.below[tokens] = block = Block(at, tokens, held, page)
     self.bytes += block.size
     self._use([*above, block])
     while self.bytes > self.budget:
-      self._drop(self._used.popitem(last=False)[0])
+      self.drop(next(iter(self._used)))
     return block
+
+  def drop(self, block: Block) -> None:
+    """Keeps a block no longer, below which there is none."""
+    del self._used[block]
+    assert block.above is not None  # it is not the root
+    del block.above.below[block.tokens]
+    self.bytes -= block.size
+    block.held = ()
+    self._gone(block)
 
   def _use(self, chain: Sequence[Block]) -> None:
     for block in reversed(chain):
       self._used[block] = None
       self._used.move_to_end(block)
-
-  def _drop(self, block: Block) -> None:
-    assert block.above is not None  # it is not the root
-    del block.above.below[block.tokens]
-    self.bytes -= block.size
-    block.held = ()
 
 
 def _blocks(ids: Sequence[int]) -> Iterator[tuple[int, ...]]:

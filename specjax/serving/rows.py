@@ -17,6 +17,22 @@ import numpy as np
 from specjax import distributed, speculate, switches
 from specjax.decoding.batching import timed
 from specjax.decoding.decoder import Decoder, pad_to_bucket
+from specjax.models.pages import bare
+from specjax.serving.pool import Pool
+
+
+@jax.jit(static_argnames=("method", "capacity"))
+def start_without_pages(
+  method: speculate.Method,
+  weights: speculate.Weights,
+  tokens: jax.Array,
+  length: jax.Array,
+  request: speculate.DecodeRequest,
+  capacity: int,
+) -> speculate.DecodeState:
+  """`speculate.start` of prompts of one token, of which a cache holds nothing yet."""
+  state = speculate.start(method, weights, tokens, length, request, capacity)
+  return state._replace(cache=bare(state.cache))
 
 
 @jax.jit(donate_argnums=0)
@@ -68,10 +84,24 @@ class DecodeRows:
     capacity: S of the caches.
     T: to which a text is padded that fills the free rows.
     count: B; None is the decoder's.
+    pool: the pages of the caches, where these are in pages. Prompts are then read in pieces, and
+      put into rows by `place`.
+
+  Attributes:
+    chains: which pages the text of each row has, in order; () for a free row.
   """
 
-  def __init__(self, decoder: Decoder, capacity: int, T: int, count: int | None = None):
-    self.decoder, self.capacity = decoder, capacity
+  chains: Sequence[Sequence[int]]
+
+  def __init__(
+    self,
+    decoder: Decoder,
+    capacity: int,
+    T: int,
+    count: int | None = None,
+    pool: Pool | None = None,
+  ):
+    self.decoder, self.capacity, self._pool, self.chains = decoder, capacity, pool, ()
     B = decoder.batch if count is None else count
     # A free row holds a text of one token, which has reached its limit.
     self._request = self._empty = decoder.request(np.zeros(B, int), np.ones(B, np.int32))
@@ -79,6 +109,8 @@ class DecodeRows:
     self._kept: tuple[list[int], int, speculate.DecodeState] | None = None  # a prompt, T, its state
     # What a drafter keeps of earlier texts is not the prompt's alone.
     self._sharing = decoder.method.drafter.keep is None
+    if pool is not None:
+      self.out(0)  # compiles what puts a row back
 
   def _start(
     self, prompt: list[int], T: int, request: speculate.DecodeRequest
@@ -87,7 +119,8 @@ class DecodeRows:
     tokens = np.zeros((B, T), np.int32)
     tokens[:, : len(prompt)] = prompt
     length = jnp.full(B, len(prompt), jnp.int32)
-    return speculate.compiled_start(
+    start = speculate.compiled_start if self._pool is None else start_without_pages
+    return start(
       decoder.method, decoder.weights, jnp.asarray(tokens), length, request, self.capacity
     )
 
@@ -130,10 +163,32 @@ class DecodeRows:
   def compile(self) -> None:
     """Runs once each method whose rounds there may be, without a row that is busy."""
     self.take([-1] * self.count)
+    if self._pool is not None:
+      self.out(0)
     for method in self.decoder.methods:
-      self._state = speculate.compiled_advance(
-        method, self.decoder.weights, self._request, self._state, jnp.int32(1)
+      self._state = self._back(
+        speculate.compiled_advance(
+          method, self.decoder.weights, self._request, self._lent(), jnp.int32(1)
+        )
       )
+
+  def out(self, b: int) -> speculate.DecodeState:
+    """Row b as a state of its own, which may be put back where its cache is read again; the row is
+    free then."""
+    alone, _ = _taken(self._state, self._request, jnp.full(1, b, jnp.int32))
+    self._end(b)
+    return alone
+
+  def _lent(self) -> speculate.DecodeState:
+    """The state with the pages that its rows have."""
+    state, pool = self._state, self._pool
+    return state if pool is None else state._replace(cache=pool.lent(state.cache, self.chains))
+
+  def _back(self, state: speculate.DecodeState) -> speculate.DecodeState:
+    return state if self._pool is None else state._replace(cache=self._pool.back(state.cache))
+
+  def _end(self, b: int) -> None:
+    self._state = self._state._replace(done=self._state.done.at[b].set(True))
 
   def grow(self, capacity: int, T: int) -> None:
     """Makes room for longer requests beside those that are held; caches must be dense."""
@@ -142,14 +197,14 @@ class DecodeRows:
 
   def free(self, b: int) -> None:
     """Ends row b where it is; later requests begin with what its drafter has learnt."""
-    self._state = self._state._replace(done=self._state.done.at[b].set(True))
+    self._end(b)
     if self.decoder.method.drafter.keep is not None:
       one = jax.tree.map(lambda x: x[b : b + 1], (self._state.drafter, self._state.context))
       self.decoder.learn(self._state._replace(drafter=one[0], context=one[1]))
 
   def advance(self, rounds: int) -> speculate.DecodeState:
     """`rounds` rounds at most; the state on the host, without caches and memories."""
-    self._state = self.decoder.advance(self._request, self._state, rounds)
+    self._state = self._back(self.decoder.advance(self._request, self._lent(), rounds))
     return distributed.fetch(self._state._replace(cache=None, drafter=None, processors=()))
 
 

@@ -46,6 +46,17 @@ def test_what_rests_is_what_a_decoder_holds(drafter):
   assert found.total == found.resting + max(found.prefill, found.round) > found.resting
 
 
+def test_pages_are_counted():
+  decoder = Decoder(small(), batch=2)
+  found = memory.measure(decoder, PROMPT, NEW, pages=9)
+  page = 64 * CONFIG.kv_heads * CONFIG.head_dim * 4  # of keys, of a layer
+  own = 2 * (4 + 4)  # a table of one page for each row, and lengths
+  assert found.cache == (1 + 9) * page * 2 * CONFIG.layers + own
+  assert found.total > found.resting > found.cache
+  with pytest.raises(ValueError, match=r"`pages` must be 0 with the drafter 'jacobi-4'"):
+    memory.measure(Decoder(small(), "jacobi-4"), PROMPT, NEW, pages=9)
+
+
 def test_a_store_of_beginnings_is_counted():
   decoder = Decoder(small(), batch=2)
   without, found = (memory.measure(decoder, PROMPT, NEW, held) for held in (0, 10**6))

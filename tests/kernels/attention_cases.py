@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.kernels.tree_attention import cpu, pallas_tpu, reference, xla
+from specjax.kernels.tree_attention import Paged, cpu, pallas_tpu, reference, xla
 
 BLOCK = 128
 SHAPES = [  # B, K, G, N, S, C, lengths
@@ -44,6 +44,27 @@ def case(seed, B, K, G, N, S, C, lengths, dtype=np.float32):
   return (
     shape(K * G, N), k, v, np.array(lengths, np.int32), shape(K, N), shape(K, N), mask,
   )  # fmt: skip
+
+
+def in_pages(arguments, shared):
+  """The arguments with their caches in pages; behind a text stands page 0, which is poison.
+
+  Texts 1 and 2 share so many pages.
+  """
+  q, k, v, lengths, *tree = arguments
+  B, K, S, C = k.shape
+  for x in (k, v):
+    x[2, :, : 64 * shared] = x[1, :, : 64 * shared]
+  table = 1 + np.random.default_rng(0).permutation(B * S // 64).reshape(B, -1).astype(np.int32)
+  table[2, :shared] = table[1, :shared]
+  own = np.where(64 * np.arange(S // 64) < lengths[:, None], table, 0)
+
+  def paged(x):
+    pages = np.full((1 + B * S // 64, K, 64, C), np.nan, x.dtype)
+    pages[table] = x.reshape(B, K, -1, 64, C).swapaxes(1, 2)
+    return Paged(pages, own)
+
+  return q, paged(k), paged(v), lengths, *tree
 
 
 def windowed(seed, arguments, window):

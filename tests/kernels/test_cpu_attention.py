@@ -4,10 +4,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import KINDS, SHAPES, assert_close, case, run, seen_by, truth, windowed
+from attention_cases import (
+  KINDS,
+  SHAPES,
+  assert_close,
+  case,
+  in_pages,
+  run,
+  seen_by,
+  truth,
+  windowed,
+)
 
 from specjax.kernels import compiled
-from specjax.kernels.tree_attention import api, quantise, tree_attention, xla
+from specjax.kernels.tree_attention import api, cpu, quantise, tree_attention, xla
 
 LONG = (2, 3, 3, 7, 1300, 64, (1290, 513))  # several spans; blocks and tiles that are not full
 
@@ -108,6 +118,17 @@ def test_rows_that_left_a_window_change_no_bits(gone):
   before = np.full(2, gone, np.int32)
   some = run("cpu", newest, start=start - np.int32(gone), before=before)
   for x, y in zip(whole, some, strict=True):
+    np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("kind", [None, "window 100", "all"])
+def test_pages_have_the_bits_of_a_dense_cache(kind):
+  arguments = case(12, 3, 2, 2, 6, 1344, 64, (0, 500, 1290))
+  seen = seen_by(arguments, **KINDS[kind]) if kind else {}
+  paged = in_pages(arguments, 7)
+  last = arguments[0].shape[-1] ** -0.5, seen.get("cap"), seen.get("start"), seen.get("sinks")
+  found = jax.jit(cpu.paged_attention, static_argnums=(7, 8))(*paged, *last)
+  for x, y in zip(found, run("cpu", arguments, **seen), strict=True):
     np.testing.assert_array_equal(x, y)
 
 

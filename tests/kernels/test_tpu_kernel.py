@@ -6,7 +6,17 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from attention_cases import BLOCK, SHAPES, assert_close, case, run, truth
+from attention_cases import (
+  BLOCK,
+  KINDS,
+  SHAPES,
+  assert_close,
+  case,
+  in_pages,
+  run,
+  seen_by,
+  truth,
+)
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -58,6 +68,31 @@ def test_every_shape_lowers_for_tpu(shape, dtype):
   arguments = jax.eval_shape(lambda: tuple(map(jnp.asarray, case(0, *shape, dtype=dtype))))
   lowered = jax.jit(attention).trace(*arguments).lower(lowering_platforms=("tpu",))
   assert "tpu_custom_call" in lowered.as_text()
+
+
+@pytest.mark.parametrize("kind", ["plain", "all"])
+def test_pages_are_the_truth(kind):
+  """Blocks of six pages, of which the last has one."""
+  arguments = case(12, 3, 2, 2, 6, 832, 64, (0, 500, 790))
+  seen = seen_by(arguments, **KINDS.get(kind, {}))
+  paged = in_pages(arguments, 7)
+  assert_close(run("pallas_tpu", paged, block=384, **seen), truth(*arguments, **seen), 2e-6)
+
+
+def test_pages_behind_a_text_are_not_fetched():
+  """Blocks of two pages; a name that is fetched again costs nothing."""
+  table = jnp.array([[7, 8, 9, 5, 6], [3, 0, 0, 0, 0]], jnp.int32)
+  prefix = jnp.array([190, 10], jnp.int32)
+  _, fetch = pallas_tpu.plan(prefix, 128, 3)
+  found = pallas_tpu.pages_of(table, prefix, fetch, 2)
+  assert found.tolist() == [[7, 8, 9, 8, 9, 8], [3, 0, 3, 0, 3, 0]]
+
+
+def test_pages_lower_for_tpu():
+  paged = in_pages(case(1, 3, 2, 4, 8, 1024, 128, (1, 300, 900), dtype=jnp.bfloat16), 2)
+  attention = functools.partial(pallas_tpu.tree_attention, scale=1.0, block=1024)
+  lowered = jax.jit(attention).trace(*paged).lower(lowering_platforms=("tpu",)).as_text()
+  assert "tpu_custom_call" in lowered and "3x2x1024x128" not in lowered
 
 
 def test_the_mask_is_small_beside_the_cache():

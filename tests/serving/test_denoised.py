@@ -204,9 +204,12 @@ def test_what_an_engine_of_a_denoiser_refuses(tiny, capsys, monkeypatch):
     half.checked([3], 3, half.decoder.sampling, "{}", None, ())
   with pytest.raises(ValueError, match="`prefixes` must be 0 for a denoiser, whose prompts are"):
     Engine(half.decoder, prefixes=10**6)
+  with pytest.raises(ValueError, match="`pages` must be 0 for a denoiser, .* with a text, got 9"):
+    Engine(half.decoder, pages=9)
   for options, sentence in (
     ("--model lists-3m --drafter eagle", "`drafter` must be left out for lists-3m, .. a denoiser"),
     ("--model lists-3m --prefixes 5", "`prefixes` must be left out for lists-3m, .. got 5.0."),
+    ("--model lists-3m --pages 9", "`pages` must be left out for lists-3m, .. got 9."),
     ("--model lists-3m --policy oracle", "`policy` must be one of random .. got 'oracle'."),
     ("--policy threshold", "`policy` must be left out for gsm8k-7m, which is causal"),
   ):

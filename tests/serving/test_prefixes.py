@@ -125,7 +125,7 @@ def test_what_is_put_back_has_the_bits_of_what_is_read(drafter):
 def test_nothing_is_compiled_while_it_serves():
   with engine_of("prompt_lookup", prefixes=10**8) as engine:
     warm(engine)
-    programs = [pieces._begin, pieces._piece, pieces._put, pieces._ready]
+    programs = [pieces.compiled_begin, pieces.compiled_piece, pieces._put, pieces._ready]
     compiled = [program._cache_size() for program in programs]
     answered(engine)
     assert [program._cache_size() for program in programs] == compiled

@@ -1,0 +1,119 @@
+"""A cache in pages: the logits of a dense one, and no page is written that is another's."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.kernels import compiled
+from specjax.models import transformer
+from specjax.models.cache import PagedCache
+from specjax.models.config import Config, Kind, Latent
+from specjax.models.pages import paged
+
+CONFIG = Config(
+  vocab_size=32, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, mlp_width=24, max_length=1024
+)
+PARAMS = jax.tree.map(
+  lambda x: x * 8 if x.ndim > 1 else x, transformer.init(CONFIG, jax.random.key(1))
+)
+S = 576  # the dense cache is read in blocks
+PROMPTS = np.random.default_rng(0).integers(32, size=(5, 90)).astype(np.int32)
+LENGTH = jnp.array([1, 64, 65, 90, 66], jnp.int32)
+# (nodes, depth of the deepest, rows that are accepted of each text); pages end on every way
+ROUNDS = [
+  (1, 1, [1, 1, 1, 1, 1]),
+  (7, 4, [4, 1, 0, 3, 2]),
+  (70, 70, [2, 70, 61, 0, 64]),
+  (7, 4, [0, 4, 3, 4, 1]),
+  (1, 1, [1, 0, 1, 1, 1]),
+  (64, 64, [64, 60, 63, 1, 2]),
+]
+
+
+@pytest.fixture(params=["gathered", "in C++"])
+def kernel(request, monkeypatch):
+  if request.param == "in C++":
+    if not compiled.available():
+      pytest.skip("there is no C++ compiler")
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+  return request.param
+
+
+def compiled_anew(function):
+  """Nothing is taken from where another kernel served."""
+  return jax.jit(lambda *arguments: function(*arguments))
+
+
+def grown(lm, cache):
+  """The logits of the nodes of each round, whose chain of nodes 0, 1, .. is committed in part."""
+  evaluate, commit = compiled_anew(lm.evaluate), compiled_anew(lm.commit)
+  rng = np.random.default_rng(5)
+  for N, A, rows in ROUNDS:
+    tokens = rng.integers(32, size=(5, N)).astype(np.int32)
+    depth = np.broadcast_to(np.minimum(np.arange(N), A - 1).astype(np.int32), (5, N))
+    mask = np.tril(np.ones((N, N), bool))
+    mask[A:, A - 1 :] = False  # the last nodes are siblings
+    mask = np.broadcast_to(mask | np.eye(N, dtype=bool), (5, N, N))
+    found = evaluate(PARAMS, cache, tokens, depth, mask)
+    path = np.broadcast_to(np.arange(A, dtype=np.int32), (5, A))
+    cache = commit(cache, found.kv, path, jnp.array(rows, jnp.int32))
+    yield np.asarray(found.logits), cache
+
+
+def test_texts_that_grow_have_the_logits_of_a_dense_cache(kernel):
+  caches = {}
+  for name, lm in {"dense": transformer.target(CONFIG), "pages": paged(CONFIG)}.items():
+    cache, _ = jax.jit(lm.prefill, static_argnums=3)(PARAMS, PROMPTS, LENGTH, S)
+    caches[name] = list(grown(lm, cache))
+  for (wanted, _), (found, _) in zip(caches["dense"], caches["pages"], strict=True):
+    if kernel == "in C++":
+      np.testing.assert_array_equal(found, wanted)
+    else:
+      np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+  _, cache = caches["pages"][-1]
+  assert isinstance(cache, PagedCache)
+  np.testing.assert_array_equal(cache.length, LENGTH - 1 + sum(np.array(x[2]) for x in ROUNDS))
+
+
+def test_a_page_of_two_texts_is_not_written():
+  """Text 3 has its first page in common with a text that is longer, and which nobody grows."""
+  lm = paged(CONFIG)
+  cache, _ = lm.prefill(PARAMS, PROMPTS, LENGTH, S)
+  own = cache.table.at[4, 0].set(cache.table[3, 0])
+  own = own.at[2].set(0)  # a row without a text
+  before = jax.tree.map(np.asarray, cache.kv)
+  *_, (_, last) = grown(lm, cache._replace(table=own))
+  written = set(np.asarray(own)[[0, 1]].ravel()) | set(np.asarray(own)[[3, 4], 1:].ravel()) | {0}
+  kept = sorted(set(range(len(before.k[0]))) - written)
+  assert {int(cache.table[3, 0]), int(cache.table[2, 0]), int(cache.table[4, 0])} <= set(kept)
+  for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(last.kv), strict=True):
+    np.testing.assert_array_equal(x[kept], np.asarray(y)[kept])
+
+
+def test_what_no_text_sees_may_be_anything(kernel):
+  """Page 0, and what lies behind a text, may have what a text that failed has left."""
+  lm = paged(CONFIG)
+  cache, _ = lm.prefill(PARAMS, PROMPTS, LENGTH, S)
+  seen = np.zeros((len(cache.kv.k[0]), 64), bool)
+  for row, n in zip(np.asarray(cache.table), np.asarray(cache.length), strict=True):
+    seen[row] = (np.arange(S) < n).reshape(-1, 64)
+  poison = jax.tree.map(lambda x: jnp.where(seen[:, None, :, None], x, jnp.nan), cache.kv)
+  tokens = jnp.full((5, 1), 3, jnp.int32)
+  alone = tokens, jnp.zeros((5, 1), jnp.int32), jnp.ones((5, 1, 1), bool)
+  evaluate = compiled_anew(lm.evaluate)
+  wanted = evaluate(PARAMS, cache, *alone).logits
+  found = evaluate(PARAMS, cache._replace(kv=poison), *alone).logits
+  np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(("change", "words"), [
+  ({"kinds": (Kind(window=4), Kind())}, "a sliding window"),
+  ({"causal": False}, "attention to what follows"),
+  ({"latent": Latent(8, 8, 8, 8, 8), "kv_heads": 1, "rotary_dim": 8}, "latent attention"),
+])  # fmt: skip
+def test_other_networks_are_refused(change, words):
+  with pytest.raises(ValueError, match=f"whose cache is in pages must have no {words}."):
+    paged(dataclasses.replace(CONFIG, **change))
