@@ -78,7 +78,7 @@ def test_logits_are_those_of_transformers(name):
   checkpoint = hf.load(FIXTURES / name)
   expected = np.load(FIXTURES / name / "expected.npz")
   got = logits_of(checkpoint.config, checkpoint.params, expected["ids"])
-  np.testing.assert_allclose(got[:, 3::4], expected["logits"], atol=ATOL)
+  np.testing.assert_allclose(got[:, 3::4, ::4], expected["logits"], atol=ATOL)
   assert checkpoint.stop == (2,)
   assert checkpoint.start == ()
   assert checkpoint.tokenizer is None
@@ -118,7 +118,7 @@ def test_transformers_reads_the_export(name, tmp_path, transformers):
   expected = np.load(FIXTURES / name / "expected.npz")
   got = torch_logits(transformers, tmp_path, expected["ids"])
   # Both are torch's, of two versions and machines, which round otherwise.
-  np.testing.assert_allclose(got[:, 3::4], expected["logits"], atol=5e-6)
+  np.testing.assert_allclose(got[:, 3::4, ::4], expected["logits"], atol=5e-6)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
@@ -251,7 +251,7 @@ def test_tensors_without_a_meaning_are_ignored(editable):
   expected = np.load(directory / "expected.npz")
   checkpoint = hf.load(directory)
   got = logits_of(checkpoint.config, checkpoint.params, expected["ids"])
-  np.testing.assert_allclose(got[:, 3::4], expected["logits"], atol=ATOL)
+  np.testing.assert_allclose(got[:, 3::4, ::4], expected["logits"], atol=ATOL)
 
 
 @pytest.mark.parametrize("keep", [4, 1000, -1])

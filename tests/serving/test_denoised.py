@@ -204,7 +204,7 @@ def test_what_an_engine_of_a_denoiser_refuses(tiny, capsys, monkeypatch):
     half.checked([3], 3, half.decoder.sampling, "{}", None, ())
   with pytest.raises(ValueError, match="`prefixes` must be 0 for a denoiser, whose prompts are"):
     Engine(half.decoder, prefixes=10**6)
-  with pytest.raises(ValueError, match="`pages` must be 0 for a denoiser, .* with a text, got 9"):
+  with pytest.raises(ValueError, match=r"`pages` must be 0 for a denoiser, .* with a text, got 9"):
     Engine(half.decoder, pages=9)
   for options, sentence in (
     ("--model lists-3m --drafter eagle", "`drafter` must be left out for lists-3m, .. a denoiser"),
