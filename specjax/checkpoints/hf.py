@@ -69,6 +69,7 @@ _TOKENS = {"bos_token": _token, "eos_token": _token, "mask_token": _token}
 _TOKENIZER = _TOKENS | {
   "add_bos_token": bool, "add_prefix_space": bool, "legacy": bool, "tokenizer_class": str,
   "added_tokens_decoder": hf_tokenizer.added_tokens, "chat_template": templates.source,
+  hf_tokenizer.SHARED: hf_tokenizer.shared,
 }  # fmt: skip
 _OWN = {
   "specjax_template": functools.partial(checks.choice, accepted=TEMPLATES),

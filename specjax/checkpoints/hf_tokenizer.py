@@ -11,6 +11,9 @@ from specjax import checks
 from specjax.checkpoints import bpe, sentence_piece
 from specjax.data.tokenizer import Tokenizer
 
+SHARED = (
+  "specjax_tokenizer"  # in tokenizer_config.json: the folder beside it that has tokenizer.json
+)
 _CONFIG, _ADDED = "tokenizer_config.json", "added_tokens.json"
 _JSON, _VOCAB, _MERGES = "tokenizer.json", "vocab.json", "merges.txt"
 _MODEL = "tokenizer.model"
@@ -38,6 +41,13 @@ def added_tokens(name: str, value: Any) -> dict[int, tokenizers.AddedToken]:
   if not isinstance(value, dict) or not all(key.isdecimal() for key in value):
     checks.refuse(name, value, "an object of tokens by their ids")
   return {int(key): _token(f"{name}[{key}]", each) for key, each in value.items()}
+
+
+def shared(name: str, value: Any) -> str:
+  """The name of a folder, without a way to it."""
+  if not isinstance(value, str) or pathlib.Path(value).name != value or value in ("", ".."):
+    checks.refuse(name, value, "the name of a folder beside this one")
+  return value
 
 
 def _texts(value: Any) -> list[str]:
@@ -123,6 +133,8 @@ def read(directory: pathlib.Path, known: Mapping[str, Any], family: str) -> Toke
   """tokenizer.json, or byte-level BPE in vocab.json and merges.txt, or SentencePiece's
   tokenizer.model; None where there is no tokenizer.
 
+  A model may share the tokenizer.json of one in the folder beside its own (SHARED).
+
   Tokens of added_tokens.json and tokenizer_config.json are added, as transformers adds them.
 
   Args:
@@ -133,8 +145,9 @@ def read(directory: pathlib.Path, known: Mapping[str, Any], family: str) -> Toke
   id.
   """
   wanted = dict(known.get("added_tokens_decoder", {}))
-  if (directory / _JSON).exists():
-    tokenizer = Tokenizer.load(directory / _JSON)
+  own = directory.parent / known[SHARED] if SHARED in known else directory
+  if (own / _JSON).exists():
+    tokenizer = Tokenizer.load(own / _JSON)
     _check_space(tokenizer.inner, known, directory)
     _add(tokenizer.inner, wanted, directory)
     return tokenizer

@@ -122,6 +122,19 @@ def test_merges_that_are_absent_are_named(trained, tmp_path):
     read(tmp_path, "qwen2")
 
 
+def test_a_tokenizer_of_the_folder_beside(trained, tmp_path):
+  """`SHARED` names it; a way to another place is refused."""
+  inner = tokenizers.Tokenizer(models.BPE(trained[0], []))
+  for name in ("one", "other"):
+    (tmp_path / name).mkdir()
+  inner.save(str(tmp_path / "one" / "tokenizer.json"))
+  found = hf_tokenizer.read(tmp_path / "other", {hf_tokenizer.SHARED: "one"}, "llama")
+  assert found.inner.to_str() == inner.to_str()
+  for way in ("../one", "a/b", "..", "", 3):
+    with pytest.raises(ValueError, match="must be the name of a folder beside this one"):
+      hf_tokenizer.shared("specjax_tokenizer", way)
+
+
 def test_added_tokens_beside_a_tokenizer_json(trained, tmp_path):
   size = len(trained[0])
   inner = tokenizers.Tokenizer(models.BPE(trained[0], []))
