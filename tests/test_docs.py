@@ -384,9 +384,9 @@ def test_every_paper_stands_once_with_its_file_or_a_reason():
   for cell, *_ in table_rows(page, "paper", "module"):
     papers = re.sub(r", \[[\d.]+\]\(\S+\)", "", cell).split("; ")
     found += [re.sub(r"^.* \d{4}, | \d{4}$", "", paper) for paper in papers]
-  assert len(found) == len(set(found))
-  known = {re.split(r": | \(", title)[0] for title in found}
-  assert {" ".join(name.split()) for name in FOUNDED_ON.split(",")} <= known
+  names = [re.split(r": | \(", title)[0] for title in found]
+  assert len(names) == len(set(names))
+  assert {" ".join(name.split()) for name in FOUNDED_ON.split(",")} <= set(names)
 
 
 VERDICTS = ("yes", "no", "not shown")
