@@ -57,7 +57,7 @@ def expected():
 
 
 @pytest.mark.slow
-@pytest.mark.full(but=["prompt_lookup", "eagle"])
+@pytest.mark.full(but=["prompt_lookup"])
 @pytest.mark.parametrize("name", ["none", "prompt_lookup", "eagle", "draft_model", "layerskip"])
 def test_texts_are_those_of_one_alone_where_pages_are_few(name, expected):
   """With 4 pages for 4 rows of up to 3 pages some are put back."""
