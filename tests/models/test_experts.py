@@ -401,7 +401,7 @@ def test_gradients_on_a_mesh(mesh):
     ({"count": 0}, r"`count` must be between 1 and 2147483647, got 0\."),
     ({"chosen": 7}, r"`chosen` must be between 1 and 6 \(of 6 experts\), got 7\."),
     ({"router": "relu"}, r"`chosen` must be between 6 and 6 \(of 6 experts\), got 2\."),
-    ({"groups": 3}, r"`groups` must be 1, or a divisor of count=6 .*, got 3\."),
+    ({"router": "input", "groups": 3}, r"`groups` must be 1, or a divisor of count=6 .*, got 3\."),
     (
       {"router": "sigmoid", "groups": 4},
       r"`groups` must be 1, or a divisor of count=6 .*, got 4\.",
