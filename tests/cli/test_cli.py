@@ -92,8 +92,8 @@ def refused(run):
 BOXES = {
   "": (), "convert": (), "list": (), "info": (), "corpus": (), "bench-serve": (),
   "generate": ("prompt", "sampling", "model"), "denoise": ("prompt", "sampling", "model"),
-  "chat": ("model",), "serve": ("http", "model"), "memory": ("model",),
-  "tune": ("measure", "model"), "bench": ("measure", "denoising", "model"),
+  "search": ("prompt", "model"), "chat": ("model",), "serve": ("http", "model"),
+  "memory": ("model",), "tune": ("measure", "model"), "bench": ("measure", "denoising", "model"),
 }  # fmt: skip
 
 
