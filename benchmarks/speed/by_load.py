@@ -119,7 +119,7 @@ def main(config: Config) -> None:
   finally:
     for engine in engines:
       engine.close()
-  prices = engines[-1].decoder.prices
+  prices = decoders[-1].prices
   assert prices is not None
   shown = [
     {
