@@ -58,6 +58,7 @@ def _file(decoder: Decoder, batches: Sequence[int], T: int, capacity: int) -> pa
   device = jax.devices()[0]
   key = decoder.model.ingredients() | {
     "drafter": decoder.name, "verifier": decoder.verifier, "cache": decoder.cache,
+    "pages": decoder.method.target is not decoder.model.target,
     "processors": [one.name for one in decoder.method.processors],
     "dtype": str(jnp.dtype(decoder.model.dtype)),
     "rounds": ROUNDS, "batches": list(batches), "T": T, "capacity": capacity,

@@ -12,9 +12,10 @@ from test_prefixes import ASKED, BLOCK, LONG, NEW, PLAIN, SYSTEM
 
 from specjax import Decoder, speculate
 from specjax.models.config import Kind
-from specjax.serving import pieces
+from specjax.serving import pieces, timing
 from specjax.serving.engine import Engine
 from specjax.serving.metrics import Metrics
+from specjax.serving.paging import over_pages
 from specjax.serving.pool import Pool
 from specjax.serving.rows import DecodeRows
 from specjax.serving.run import warm
@@ -159,6 +160,12 @@ def test_what_does_not_go_with_pages_is_refused(model, name, options, more, word
   assert says(str(error.value), f"`pages` must be {words}")
   with pytest.raises(ValueError, match="`prefixes` must be 0 with `pages`"):
     Engine(decoder, pages=9, prefixes=10**8)
+
+
+def test_prices_over_pages_are_kept_apart():
+  decoder = Decoder(MODEL, "prompt_lookup", "target_only")
+  files = {timing._file(x, [1], 64, 128) for x in (decoder, over_pages(decoder, 128, 2))}
+  assert len(files) == 2
 
 
 def test_the_pool_counts():
