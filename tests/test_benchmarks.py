@@ -163,7 +163,7 @@ ERRORS = [
   ("benchmarks/quality/strategies.py --prompts absent.jsonl", "absent.jsonl"),
   (
     "benchmarks/speed/few_rows.py --ways luck",
-    "`ways` must be one of xla, skinny, native, native/int8, int4, int4/int8, got 'luck'.",
+    "`ways` must be one of xla, skinny, native, native/int8, int8, int4, int4/int8, got 'luck'.",
   ),
   ("benchmarks/speed/prompts.py --tokens 0", "`tokens` must be between 1 and 2147483647, got 0."),
   (

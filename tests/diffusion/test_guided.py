@@ -276,7 +276,7 @@ def test_what_a_second_model_would_leave_unread_is_refused(home, policy, setting
 
 def test_nothing_is_added_to_what_a_guide_approves(home):
   with pytest.raises(
-    ValueError, match=(r"`policy` must have nothing with \+ after guided, which.*got 'guided\[")
+    ValueError, match=(r"`policy` must have no addition with \+ after guided, which.*got 'guided\[")
   ):
     DiffusionDecoder(never_ending(home / "denoiser"), f"guided[{home}/guide]+r2")
   with pytest.raises(ValueError, match="sees both sides"):
