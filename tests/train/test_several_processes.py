@@ -88,7 +88,7 @@ def alone(tiny_heads, tmp_path_factory):
 @pytest.mark.parametrize(("count", "fsdp"), [(2, False), (4, True)], ids=["2", "4-fsdp"])
 def test_several_processes_train_what_one_does(count, fsdp, alone, tmp_path):
   together = changed(alone, out=str(tmp_path / "run"), fsdp=fsdp)
-  assert ["hit_rates" in said for said in train(together, count)] == [True] + [False] * (count - 1)
+  assert ["hit rates" in said for said in train(together, count)] == [True] + [False] * (count - 1)
   agree(together.out, alone.out)
   if count == 4:  # its checkpoint goes on in one process and in two
     for fewer in (1, 2):
@@ -121,7 +121,7 @@ def test_a_mesh_trains_what_one_device_does(head, alone, tmp_path):
 @pytest.mark.full
 def test_processes_share_a_mesh(alone, tmp_path):
   together = changed(alone, out=str(tmp_path / "run"), mesh="data=2,model=2")
-  assert ["hit_rates" in said for said in train(together, 4)] == [True, False, False, False]
+  assert ["hit rates" in said for said in train(together, 4)] == [True, False, False, False]
   agree(together.out, alone.out)
 
 
