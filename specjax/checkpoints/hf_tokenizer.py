@@ -133,7 +133,7 @@ def read(directory: pathlib.Path, known: Mapping[str, Any], family: str) -> Toke
   """tokenizer.json, or byte-level BPE in vocab.json and merges.txt, or SentencePiece's
   tokenizer.model; None where there is no tokenizer.
 
-  A model may share the tokenizer.json of one in the folder beside its own (SHARED).
+  A model without a tokenizer.json may share that of a folder beside its own (SHARED).
 
   Tokens of added_tokens.json and tokenizer_config.json are added, as transformers adds them.
 
@@ -145,7 +145,13 @@ def read(directory: pathlib.Path, known: Mapping[str, Any], family: str) -> Toke
   id.
   """
   wanted = dict(known.get("added_tokens_decoder", {}))
-  own = directory.parent / known[SHARED] if SHARED in known else directory
+  own = directory
+  if SHARED in known and not (directory / _JSON).exists():
+    own = directory.parent / known[SHARED]
+    if not (own / _JSON).exists():
+      checks.refuse(
+        f"{directory / _CONFIG}: {SHARED}", known[SHARED], f"a folder beside it with {_JSON}"
+      )
   if (own / _JSON).exists():
     tokenizer = Tokenizer.load(own / _JSON)
     _check_space(tokenizer.inner, known, directory)

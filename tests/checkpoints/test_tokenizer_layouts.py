@@ -130,6 +130,8 @@ def test_a_tokenizer_of_the_folder_beside(trained, tmp_path):
   inner.save(str(tmp_path / "one" / "tokenizer.json"))
   found = hf_tokenizer.read(tmp_path / "other", {hf_tokenizer.SHARED: "one"}, "llama")
   assert found.inner.to_str() == inner.to_str()
+  with pytest.raises(ValueError, match=r"specjax_tokenizer` must be a folder beside it with"):
+    hf_tokenizer.read(tmp_path / "other", {hf_tokenizer.SHARED: "two"}, "llama")
   for way in ("../one", "a/b", "..", "", 3):
     with pytest.raises(ValueError, match="must be the name of a folder beside this one"):
       hf_tokenizer.shared("specjax_tokenizer", way)

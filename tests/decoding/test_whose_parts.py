@@ -42,6 +42,7 @@ def permuted(name: str, directory: pathlib.Path) -> str:
   """A copy of a model of the zoo, in which two ids have changed places."""
   shutil.copytree(ZOO / name, directory)
   file = directory / "tokenizer.json"
+  load(name).tokenizer.save(file)  # which it may share with another
   raw = json.loads(file.read_text())
   words = raw["model"]["vocab"]
   a, b = (next(word for word, i in words.items() if i == place) for place in PLACES)
