@@ -48,7 +48,7 @@ def _measured(summary: Mapping[str, Any], key: str) -> dict[str, tuple[Any, Bars
   """The bars of every method but plain decoding."""
   methods, styles = summary["methods"], style.of_methods(list(summary["methods"]))
   return {
-    name(label, m): (
+    name(label, m).replace("|", "\n  | "): (
       styles[label][0],
       {c: (x[key], x[f"{key}_interval"]) for c, x in m["figures"].items()},
     )
@@ -67,7 +67,7 @@ def _figure(
   """Our bars of the figure `key` above, and published bars below."""
   figure, (ours, theirs) = style.panels(12, 6.8, rows=2, ruled=True)
   _grouped(ours, list(summary["questions"]), _measured(summary, key))
-  ours.set_xticklabels([f"{c} ({n})" for c, n in summary["questions"].items()])
+  ours.set_xticklabels([f"{c}\n({n})" for c, n in summary["questions"].items()])
   _grouped(theirs, groups, series)
   top = max(axes.get_ylim()[1] for axes in (ours, theirs))
   for axes, title in zip((ours, theirs), titles, strict=True):
