@@ -166,7 +166,7 @@ def test_categories_have_a_bar_per_method_beside_the_published_ones():
     )  # fmt: skip
     assert ours.get_ylim() == theirs.get_ylim()
     said = legible(figure)
-    assert {"RAG (80)", "eagle-8 LOSSY", "eagle/tree[tree.json]", "4.58"} - said <= {"4.58"}
+    assert {"RAG\n(80)", "eagle-8 LOSSY", "eagle/tree[tree.json]", "4.58"} - said <= {"4.58"}
     assert any("published" in text and "Vicuna-7B-v1.3" in text for text in said)
   alone = summary | {"methods": {"none": summary["methods"]["none"]}}
   legible(categories.speed_up(alone))
