@@ -11,9 +11,8 @@ from specjax import checks
 from specjax.checkpoints import bpe, sentence_piece
 from specjax.data.tokenizer import Tokenizer
 
-SHARED = (
-  "specjax_tokenizer"  # in tokenizer_config.json: the folder beside it that has tokenizer.json
-)
+# A key of tokenizer_config.json: the folder beside this one that has tokenizer.json.
+SHARED = "specjax_tokenizer"
 _CONFIG, _ADDED = "tokenizer_config.json", "added_tokens.json"
 _JSON, _VOCAB, _MERGES = "tokenizer.json", "vocab.json", "merges.txt"
 _MODEL = "tokenizer.model"

@@ -74,7 +74,7 @@ def asked(model: Model, prompt: Text, max_new_tokens: int) -> tuple[list[int], i
   """The ids of a prompt, and how many tokens its answer may have; see `Conversation.ask`."""
   held = checks.sequence("prompt", prompt, "a list of turns or of token ids")
   turns = len(held) > 0 and isinstance(held[0], Mapping)
-  ids = model.encode(model.chat(prompt) if turns else prompt)  # type: ignore[arg-type]
+  ids = model.encode(model.chat(prompt) if turns else prompt)  # type: ignore[arg-type]  # turns, if any, are known now
   checks.whole("max_new_tokens", max_new_tokens, 1)
   room = model.config.max_length - len(ids)
   if room < 1:

@@ -186,7 +186,7 @@ def test_over_http(engine, tiny):
     with contextlib.closing(socket.create_connection(("127.0.0.1", port))) as link:
       link.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
                    % (len(body), body))  # fmt: skip
-      time.sleep(0.005)
+      time.sleep(0.005)  # or the client is gone before its request is read
     until(lambda: engine.load == (0, 0))
     assert client.models.list().data[0].id == "tiny"
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
