@@ -56,7 +56,7 @@ _OTHERS = {
   **gguf_rope.SCHEMA,
 }
 _SHIFT = "diffusion.shift_logits"
-_AT_A_TIME = 2**20  # numbers that are widened; the package would hold those of a tensor twice
+_AT_A_TIME = 2**18  # numbers that are widened; the package would hold those of a tensor twice
 _FIRST = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
 _NUMBER, _COUNT = "split.no", "split.count"
 

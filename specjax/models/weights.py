@@ -32,7 +32,8 @@ def parameter(
 
   An embedding is `looked_up`. Stacks of experts go by 8 bits alone: XLA on CPU has no slices of
   bfloat16, and would widen the whole stack in every call. With "native" only what is a float on
-  disk comes here, see `checkpoints.gguf`.
+  disk comes here, see `checkpoints.gguf`. On a CPU the parameter may be `x` itself, which no one
+  may write into from here on: a copy would be a large matrix's second.
 
   Raises:
     ValueError: "int4" for a stack, or for rows that do not lie in groups of 32.
@@ -47,7 +48,7 @@ def parameter(
     return groups.quantise(x, dtype)
   if weights == "bfloat16" and x.ndim == 2 and dtype != jnp.bfloat16:
     return rounded(x, dtype, looked_up)
-  return jnp.asarray(x.astype(dtype, copy=False))
+  return jax.device_put(x.astype(dtype, copy=False), may_alias=True)
 
 
 def dense(w: Matrix) -> Array:
