@@ -3,6 +3,7 @@
     python benchmarks/speed/peers.py --model smollm2-135m --suite specbench --limit 60
     python benchmarks/speed/peers.py --drafters prompt_lookup eagle3[runs/eagle3/model]/dynamic-16
     python benchmarks/speed/peers.py --model qwen2.5-coder-0.5b --weights native native/int8
+    python benchmarks/speed/peers.py --model qwen2.5-coder-0.5b --suite code --tasks edit --limit 3
 
 All answer the same questions with the same ids of prompts, stop ids and budget, at batch 1 on all
 cores. They take turns question by question, in an order that changes. The time of a token leaves
@@ -37,7 +38,7 @@ import specjax
 from specjax import checks, command_line, fingerprint
 from specjax.checkpoints import gguf_float32, hf
 from specjax.data import resume, spec_bench
-from specjax.eval import interleaved, metrics, peers, prompts, report, specbench, table
+from specjax.eval import code_bench, interleaved, metrics, peers, prompts, report, specbench, table
 from specjax.eval.peers import Contenders, Run
 from specjax.eval.plots import peers as plots
 from specjax.fingerprint import cache_dir
@@ -58,9 +59,10 @@ class Config:
   """What is measured."""
 
   model: str = "smollm2-135m"  # as specjax.load takes it; llama.cpp needs a GGUF file
-  suite: Literal["specbench", "prompts"] = "specbench"  # whose questions
+  suite: Literal["specbench", "code", "prompts"] = "specbench"  # whose questions
+  tasks: tuple[str, ...] | None = None  # categories of the suite `code`; by default all
   prompts: str | None = None  # their file; by default that of the suite, or our own questions
-  limit: int | None = 60  # number of questions, of Spec-Bench taken evenly from its categories
+  limit: int | None = 60  # number of questions, of a suite taken evenly from its categories
   max_new_tokens: int = 128  # budget per question
   drafters: tuple[str, ...] = ("prompt_lookup",)  # ours, such as eagle3[PATH]
   weights: tuple[Literal["float", "bfloat16", "int8", "native", "native/int8"], ...] = (
@@ -88,6 +90,9 @@ def questions(model: specjax.Model, config: Config) -> list[Question]:
   if config.suite == "prompts":
     items = prompts.read(config.prompts, model, config.max_new_tokens, config.limit)
     return [Question(item.ids, None) for item in items]
+  if config.suite == "code":
+    asked, _ = code_bench.choose(model, config.tasks, config.max_new_tokens, config.limit)
+    return [Question(model.chat(task.turns[0]), task.turns[0]) for task in asked]
   known = specbench.fitting(model, spec_bench.read(config.prompts), config.max_new_tokens)
   texts = [q.turns[0] for q in spec_bench.evenly(known, config.limit)]
   return [Question(model.chat(text), text) for text in texts]
@@ -312,6 +317,10 @@ def main(config: Config) -> None:
     checks.whole("limit", config.limit, 1)
   if not config.weights:
     checks.refuse("weights", config.weights, "at least one kind of weights")
+  if config.tasks is not None and config.suite != "code":
+    checks.refuse("tasks", " ".join(config.tasks), f"none with the suite {config.suite}")
+  if config.prompts is not None and config.suite == "code":
+    checks.refuse("prompts", config.prompts, "none with the suite code, whose texts ship")
   model = loaded(config.model, config.weights[0])
   asked = questions(model, config)
   positions = max(len(q.ids) for q in asked) + config.max_new_tokens

@@ -7,7 +7,7 @@ methods that give it.
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -131,6 +131,29 @@ def terminal(summary: Mapping[str, Any]) -> list[Table]:
   ]
 
 
+def choose(
+  model: Model, tasks: Sequence[str] | None, max_new_tokens: int, limit: int | None
+) -> tuple[list[Task], int]:
+  """The tasks that are asked, taken evenly from the categories, and how many have no room.
+
+  Raises:
+    ValueError: a category is unknown or given twice, or no task fits the model.
+  """
+  chosen = CATEGORIES if tasks is None else tasks
+  for name in chosen:
+    checks.choice("tasks", name, CATEGORIES)
+  if not chosen or len(set(chosen)) < len(chosen):
+    checks.refuse("tasks", " ".join(chosen), "one or more categories, each once")
+  known = [task for task in code_tasks.read() if task.category in chosen]
+  fit = specbench.fitting(model, known, max_new_tokens)
+  if not fit:
+    raise ValueError(
+      f"max_new_tokens={max_new_tokens}: no task leaves room for it in the "
+      f"{model.config.max_length} positions of {model.name}."
+    )
+  return spec_bench.evenly(fit, limit, CATEGORIES), len(known) - len(fit)
+
+
 def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
   """Measures, or goes on measuring, and writes summary.json, results.jsonl and table.md.
 
@@ -141,22 +164,10 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   report.check(config, "repeats", "max_new_tokens", "batch")
   if config.limit is not None:
     checks.whole("limit", config.limit, 1)
-  chosen = CATEGORIES if config.tasks is None else config.tasks
-  for name in chosen:
-    checks.choice("tasks", name, CATEGORIES)
-  if not chosen or len(set(chosen)) < len(chosen):
-    checks.refuse("tasks", " ".join(chosen), "one or more categories, each once")
-  known = [task for task in code_tasks.read() if task.category in chosen]
-  fit = specbench.fitting(model, known, config.max_new_tokens)
-  if not fit:
-    raise ValueError(
-      f"max_new_tokens={config.max_new_tokens}: no task leaves room for it in the "
-      f"{model.config.max_length} positions of {model.name}."
-    )
-  asked = spec_bench.evenly(fit, config.limit, CATEGORIES)
-  left_out = {"left_out": len(known) - len(fit)}
-  directory, summary, runs = specbench.decode(model, config, asked, out, left_out, FILE)
-  records = list(judged(asked, runs))
+  chosen, no_room = choose(model, config.tasks, config.max_new_tokens, config.limit)
+  left_out = {"left_out": no_room}
+  directory, summary, runs = specbench.decode(model, config, chosen, out, left_out, FILE)
+  records = list(judged(chosen, runs))
   summary["passed"] = _shares(records)
   report.save(directory, summary, text(summary), None, records)
   return summary

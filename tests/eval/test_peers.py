@@ -15,7 +15,7 @@ import specjax
 from specjax.checkpoints import hf
 from specjax.data.jinja_chat import JinjaTemplate
 from specjax.data.tokenizer import train_bpe
-from specjax.eval import divergence, peers, prompts
+from specjax.eval import code_tasks, divergence, peers, prompts
 from specjax.eval.peers import Contender, Run
 from specjax.eval.plots import peers as plots
 from specjax.models import transformer
@@ -99,6 +99,24 @@ def test_questions_are_first_turns_in_the_chat_template(model, config):
     turns[0] for _, turns in ASKED[:1] + ASKED[2:3] + ASKED[1:2] + ASKED[3:]
   ]
   assert all(q.ids == model.chat(q.text) for q in asked)
+
+
+def test_tasks_of_the_suite_code_in_the_chat_template(config):
+  known = {task.turns[0]: task.category for task in code_tasks.read()}
+  template = types.SimpleNamespace(max_length=2**20)
+  model = types.SimpleNamespace(chat=lambda text: [1, len(text)], config=template, name="m")
+  edits = dataclasses.replace(config, suite="code", tasks=("edit",), prompts=None)
+  asked = SCRIPT.questions(model, edits)
+  assert [known[q.text] for q in asked] == ["edit"] * 3
+  assert [q.ids for q in asked] == [[1, len(q.text)] for q in asked]
+
+
+@pytest.mark.parametrize(
+  ("name", "option"), [("tasks", {"tasks": ("edit",)}), ("prompts", {"suite": "code"})]
+)
+def test_an_option_of_another_suite_is_refused(name, option, config):
+  with pytest.raises(ValueError, match=f"^`{name}` must be none with the suite"):
+    SCRIPT.main(dataclasses.replace(config, **option))
 
 
 @pytest.mark.parametrize(
