@@ -100,7 +100,8 @@ def main(config: Config) -> None:
     }
     for k, c in found.items()
   ]
-  report.publish(config, summary, table.markdown(rows), {"sweep": denoising.accuracy(curves, best)})
+  picture = denoising.accuracy(curves, f"{model.name}, {len(asked)} questions", best)
+  report.publish(config, summary, table.markdown(rows), {"sweep": picture})
 
 
 if __name__ == "__main__":

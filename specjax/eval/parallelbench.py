@@ -205,7 +205,8 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
     }
     for task in dict.fromkeys(q.task for q in asked)
   }
-  text, plots = table.markdown(rows(summary)), {"parallelbench": denoising.accuracy(curves)}
+  picture = denoising.accuracy(curves, f"{model.name}, {len(asked)} questions")
+  text, plots = table.markdown(rows(summary)), {"parallelbench": picture}
   records = ({"method": k} | x for k, run in runs.items() for x in _records(model, asked, run))
   report.save(directory, summary, text, plots, records)
   return summary

@@ -218,7 +218,7 @@ def test_accuracy_is_drawn_at_its_passes():
   points = {"confidence": ([16.0], [1.0]), "threshold-0.9": ([4.0], [0.9])}
   curves = {"factor": ([2.0, 8.0], [0.1, 0.8])}
   tasks = {f"task_{i}": points for i in range(6)} | {"shuffle": curves}
-  figure = denoising.accuracy(tasks, {k: {n: ((1.0,), (1.0,)) for n in v}
+  figure = denoising.accuracy(tasks, "lists-3m, 7 questions", {k: {n: ((1.0,), (1.0,)) for n in v}
                                       for k, v in tasks.items()})  # fmt: skip
   panels = {axes.get_title(loc="left"): axes for axes in figure.axes if axes.get_visible()}
   assert list(panels) == [task.replace("_", " ") for task in tasks]
@@ -229,7 +229,9 @@ def test_accuracy_is_drawn_at_its_passes():
   assert drawn == [[[16.0, 100.0]], [[1.0, 100.0]], [[4.0, 90.0]], [[1.0, 100.0]]]
   curve = panels["shuffle"].lines[0].get_xydata()
   np.testing.assert_allclose(curve, [[2, 10], [8, 80]])
-  assert {"confidence", "threshold-0.9", "passes per question"} <= legible(figure)
+  assert {"confidence", "threshold-0.9", "passes per question (lists-3m, 7 questions)"} <= legible(
+    figure
+  )
 
 
 def test_likelihoods_and_losses_are_drawn_where_they_are():

@@ -69,9 +69,14 @@ def canvas(model: Model, results: Mapping[str, Result]) -> Figure:
 
 
 def accuracy(
-  tasks: Mapping[str, Mapping[str, Curve]], best: Mapping[str, Mapping[str, Curve]] | None = None
+  tasks: Mapping[str, Mapping[str, Curve]],
+  asked: str,
+  best: Mapping[str, Mapping[str, Curve]] | None = None,
 ) -> Figure:
-  """Accuracy by passes per question: a panel per task, a line per method, crosses at `best`."""
+  """Accuracy by passes per question: a panel per task, a line per method, crosses at `best`.
+
+  `asked` says of which model and how many questions.
+  """
   columns = min(5, len(tasks))
   rows = -(-len(tasks) // columns)
   figure, grid = style.panels(2.6 * columns + 0.4, 2.4 * rows + 0.9, columns, rows, shared=True)
@@ -98,7 +103,7 @@ def accuracy(
     axes.tick_params(labelbottom=True)
   for axes in grid[len(tasks) :]:
     axes.set_visible(False)
-  figure.supxlabel("passes per question", fontsize=11)
+  figure.supxlabel(f"passes per question ({asked})", fontsize=11)
   figure.supylabel("right answers, %", fontsize=11)
   handles, labels = grid[0].get_legend_handles_labels()
   figure.legend(handles, labels, loc="outside upper left", ncols=4, frameon=False, fontsize=9)
