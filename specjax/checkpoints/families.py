@@ -12,7 +12,7 @@ from jax import Array
 
 from specjax import checks
 from specjax.base import Params, Target
-from specjax.checkpoints import hf_config, hf_diffusion_gemma, hf_pictures, hf_rows
+from specjax.checkpoints import hf_config, hf_diffusion_gemma, hf_parscale, hf_pictures, hf_rows
 from specjax.checkpoints.hf_cohere import COHERE
 from specjax.checkpoints.hf_deepseek import DEEPSEEK
 from specjax.checkpoints.hf_diffusion_gemma import DIFFUSION_GEMMA
@@ -41,7 +41,7 @@ from specjax.checkpoints.hf_near_llama import NEAR_LLAMA
 from specjax.checkpoints.hf_norms_after import NORMS_AFTER
 from specjax.checkpoints.hf_qwen_next import QWEN_NEXT
 from specjax.checkpoints.hf_rows import Row
-from specjax.models import transformer
+from specjax.models import parscale, transformer
 from specjax.models.config import Config
 
 
@@ -124,6 +124,15 @@ FAMILIES["diffusion_gemma"] = _CANVAS._replace(  # both halves, as it is publish
     hf_diffusion_gemma.text(raw, where), config, where, used
   ),
 )
+FAMILIES[hf_parscale.FAMILY] = Family(
+  parscale.ParScale,
+  hf_parscale.from_json,
+  hf_parscale.layout,
+  parscale.parscale,
+  parscale.init,
+  hf_parscale.spare,
+  hf_parscale.check_keys,
+)
 # What a network of these would need.
 _MISSING = {
   "cohere": "LayerNorm on q and k",
@@ -157,8 +166,12 @@ def by_type(raw: Mapping[str, Any], where: str) -> Family:
   checks.refuse(f"{where}: model_type", raw.get("model_type"), f"one of {', '.join(FAMILIES)}")
 
 
-def to_json(config: Config, *, mask: bool = False, shift: bool = False) -> dict[str, Any]:
-  """The config.json of a Config, see `hf_config.to_json`."""
+def to_json(
+  config: Config | parscale.ParScale, *, mask: bool = False, shift: bool = False
+) -> dict[str, Any]:
+  """The config.json of a Config, see `hf_config.to_json`, or of a network in parallel streams."""
+  if isinstance(config, parscale.ParScale):
+    return hf_parscale.to_json(config)
   x, scaling = config.experts, config.rope_scaling
   in_part = config.rotary_dim is not None and x is None
   others = x is not None and (x.shared_gate or (x.router == "sigmoid" and config.causal))

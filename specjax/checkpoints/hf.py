@@ -30,6 +30,7 @@ from specjax.checkpoints.hf_layout import scatter
 from specjax.data.chat import TEMPLATES, ChatTemplate
 from specjax.data.tokenizer import END, Tokenizer
 from specjax.models.config import Config
+from specjax.models.parscale import ParScale
 
 
 class Checkpoint(NamedTuple):
@@ -202,7 +203,7 @@ def load(
 
 def save(
   directory: str | pathlib.Path,
-  config: Config,
+  config: Config | ParScale,
   params: Params,
   tokenizer: Tokenizer | None = None,
   *,

@@ -434,7 +434,7 @@ def assemble(
       for p in parts
     )
     # A router's choice jumps where its logits change a little; the others have few numbers.
-    few = ("router", "kernel", "before", "behind")
+    few = ("router", "kernel", "before", "behind", "prefix_k", "prefix_v")
     own = "float" if path[-1] in few or path[-1].endswith("_bias") else weights
     if own in ("float", "native"):
       shape = sum(p.own_shape[0] for p in parts), *parts[0].own_shape[1:]

@@ -13,6 +13,7 @@ SCRIPTS = {
   "acceptance": ("--model", "gsm8k-7m", "--draft", "gsm8k-7m"), "filter": ("--model", "lists-3m"),
   "distill": ("--model", "lists-3m"), "draft_model": ("--model", "gsm8k-7m"),
   "skipping": ("--model", "gsm8k-7m"), "duo": ("--model", "gsm8k-7m"),
+  "parscale": ("--model", "gsm8k-7m"),
   "joint": ("--model", "gsm8k-7m", "--init", "specjax/zoo/gsm8k-7m-medusa"),
 }  # fmt: skip
 DRAFTING = ("heads", "acceptance", "draft_model", "joint")  # from answers of their own making
@@ -117,6 +118,7 @@ WRONG = {
    "`keep` must be between 1 and 7, fewer than the target's layers, got 8."),
   "kept share": (SKIPPING, "--keep 2", "`keep` must be between 0 and 1, got 2.0."),
   "router rate": (("duo",), "--router-rate -1", "`router_rate` must be at least 0, got -1.0."),
+  "streams": (("parscale",), "--streams 0", "`streams` must be at least 1, got 0."),
   "small share": (("duo",), "--small 2", "`small` must be between 0 and 1, got 2.0."),
   "skipping": (("skipping",), "--skipping none --held-out 2",
    "`skipping` must be one of skip_decode, first, duo, got 'none'."),
