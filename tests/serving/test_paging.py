@@ -79,7 +79,8 @@ def test_beginnings_are_shared_as_in_a_store():
     found = {sample.name: sample.value for family in families for sample in family.samples}
   assert [ticket.reused for ticket in tickets] == [reused for *_, reused in ASKED]
   assert engine.paging.put_back == found["specjax_put_back"] == 0
-  assert found["specjax_free_pages"] == 40 - len(engine.pieces.kept)
+  kept = len(engine.pieces.kept)
+  assert (found["specjax_free_pages"], found["specjax_kept_pages"]) == (40 - kept, kept)
   check_pages(engine)
 
 
