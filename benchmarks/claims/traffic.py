@@ -1,12 +1,13 @@
 r"""Mixed traffic against `specjax serve` for a while: what was lost, and what is left at the end.
 
     python benchmarks/claims/traffic.py --seconds 3600 --model gsm8k-7m --drafter prompt_lookup-4
+    python benchmarks/claims/traffic.py --seconds 3600 --rate 3 --prefixes 0 --pages 40
 
 The server is a process of its own. Its clients send chats and completions, whole and as streams,
 with several settings and long beginnings in common; some hang up before, while or after they are
 answered, read slowly, or send what is no request, or too much. At the end all is waited for, the
-server is asked what still runs, and it is ended by SIGTERM while one more answer comes. A request
-is lost where nothing came back that says how it ended.
+server is asked what still runs and which pages somebody uses, and it is ended by SIGTERM while one
+more answer comes. A request is lost where nothing came back that says how it ended.
 """
 
 import collections
@@ -36,10 +37,11 @@ class Config:
   """What is sent, and to what.
 
   Attributes:
-    model, drafter, batch, prefixes: the server's.
+    model, drafter, batch, prefixes, pages: the server's.
     max_length: the most tokens of a prompt and its answer.
     queue: how many requests may wait there; fewer than the clients, so that some are refused.
     clients: how many send at a time.
+    rate: requests a second of all clients, at most; 0 sends each as soon as the last has ended.
     seconds: for how long.
     seed: of the traffic.
     out: directory of the report.
@@ -49,9 +51,11 @@ class Config:
   drafter: str = "prompt_lookup-4"
   batch: int = 4
   prefixes: float = 8.0
+  pages: int = 0
   max_length: int = 256
   queue: int = 6
   clients: int = 16
+  rate: float = 0.0
   seconds: float = 180.0
   seed: int = 0
   out: str = "results/traffic"
@@ -63,6 +67,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
   {"temperature": 0.7, "presence_penalty": 0.5}, {"temperature": 0, "logprobs": True},
   {"temperature": 0, "stop": ["."]},
   {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["a", "b"]}}}},
+  {},  # a schema that no other request has
 )  # fmt: skip
 WRONG: tuple[bytes, ...] = (
   b"", b"{", b"[" * 10_000, b"\xff\xfe", b'{"messages": []}', b'{"messages": 1, "n": 99}',
@@ -71,11 +76,15 @@ WRONG: tuple[bytes, ...] = (
 
 
 class Client:
-  """One client: a request after the other, of kinds drawn by its own seed."""
+  """One client: a request after the other, of kinds drawn by its own seed, `rate` of them a second
+  at most."""
 
-  def __init__(self, address: tuple[str, int], seed: int):
-    self.address, self.draw = address, random.Random(seed)
-    self.http = httpx2.Client(base_url="http://{}:{}".format(*address), timeout=300)
+  def __init__(self, address: tuple[str, int], seed: int, rate: float):
+    self.address, self.draw, self.rate = address, random.Random(seed), rate
+    self.http = httpx2.Client(
+      base_url="http://{}:{}".format(*address), timeout=300,
+      limits=httpx2.Limits(keepalive_expiry=2.0),  # a server ends what idles for 5 seconds
+    )  # fmt: skip
     self.counts: collections.Counter[str] = collections.Counter()
     self.kinds: tuple[tuple[Callable[[], str], int], ...] = (
       (self.whole, 6), (self.streamed, 6), (self.response, 2), (self.gone, 3), (self.slow, 1),
@@ -85,14 +94,21 @@ class Client:
   def body(self, stream: bool) -> dict[str, Any]:
     question = self.draw.choice(OUR_QUESTIONS)
     text = self.draw.choice(("", BEGINNING)) + question
+    own = {"schema": {"const": f"{self.draw.getrandbits(32):x}"}}
+    schema = {"response_format": {"type": "json_schema", "json_schema": own}, "max_tokens": 60}
     return {
       "messages": [{"role": "user", "content": text}], "max_tokens": self.draw.randint(1, 60),
-      "seed": self.draw.randrange(2**32), "stream": stream, **self.draw.choice(SETTINGS),
+      "seed": self.draw.randrange(2**32), "stream": stream,
+      **(self.draw.choice(SETTINGS) or schema),
     }  # fmt: skip
 
   def run(self, until: float) -> None:
     ways, weights = zip(*self.kinds, strict=True)
-    while time.monotonic() < until:
+    while True:
+      if self.rate:
+        time.sleep(self.draw.expovariate(self.rate))
+      if time.monotonic() >= until:
+        break
       (way,) = self.draw.choices(ways, weights)
       self.counts["sent"] += 1
       try:
@@ -169,11 +185,33 @@ def memory(pid: int) -> float:
   return int(found[1]) * 1024 / 1e6
 
 
+def ran_out(http: httpx2.Client) -> tuple[dict[str, Any], dict[str, float]]:
+  """/health as soon as nothing runs or waits, or after a minute; and /metrics then."""
+  for _ in range(600):
+    health = http.get("/health").json()
+    if health["running"] == health["waiting"] == 0:
+      break
+    time.sleep(0.1)
+  return health, scraped(http)
+
+
 def scraped(http: httpx2.Client) -> dict[str, float]:
   """The figures of /metrics without labels."""
   lines = http.get("/metrics").text.splitlines()
   return {
     name: float(value) for name, value in (x.split(" ") for x in lines if x[:1] not in ("#", ""))
+  }
+
+
+def stored(config: Config, seen: dict[str, float]) -> dict[str, str]:
+  """What the server holds of texts when none runs."""
+  if not config.pages:
+    held = seen.get("specjax_prefix_bytes", 0) / 1e6
+    return {"prefix store, MB of its limit": f"{held:.1f} of {config.prefixes:g}"}
+  free, kept = seen["specjax_free_pages"], seen["specjax_kept_pages"]
+  return {
+    "pages free, pages of beginnings, of": f"{free:.0f}, {kept:.0f}, {config.pages}",
+    "put back": f"{seen['specjax_put_back']:.0f}",
   }
 
 
@@ -192,11 +230,13 @@ def last(process: subprocess.Popen, http: httpx2.Client) -> str:
 def main(config: Config) -> None:
   report.check(config, "batch", "clients")
   checks.number("seconds", config.seconds, above=0)
+  checks.number("rate", config.rate, 0)
   report.directory(config.out)
   command = [
     sys.executable, "-m", "specjax.cli", "serve", "--port", "0", "--model", config.model,
     "--drafter", config.drafter, "--batch", str(config.batch), "--queue", str(config.queue),
-    "--prefixes", str(config.prefixes), "--max-length", str(config.max_length),
+    "--prefixes", str(config.prefixes), "--pages", str(config.pages),
+    "--max-length", str(config.max_length),
   ]  # fmt: skip
   with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
     try:
@@ -205,7 +245,8 @@ def main(config: Config) -> None:
       if found is None:
         raise ValueError("`model` and `drafter` must be served, and the server did not start.")
       address = found[1], int(found[2])
-      clients = [Client(address, config.seed + i) for i in range(config.clients)]
+      rate = config.rate / config.clients
+      clients = [Client(address, config.seed + i, rate) for i in range(config.clients)]
       warm = time.monotonic() + min(20.0, config.seconds / 4)
       begun, samples = time.monotonic(), list[float]()
       threads = [
@@ -214,16 +255,11 @@ def main(config: Config) -> None:
       for thread in threads:
         thread.start()
       while any(thread.is_alive() for thread in threads):
-        time.sleep(min(5.0, config.seconds / 10))
+        time.sleep(min(10.0, config.seconds / 10))
         if time.monotonic() > warm:
           samples.append(memory(process.pid))
       http = clients[0].http
-      for _ in range(600):
-        health = http.get("/health").json()
-        if health["running"] == health["waiting"] == 0:
-          break
-        time.sleep(0.1)
-      seen = scraped(http)
+      health, seen = ran_out(http)
       end = memory(process.pid)
       ending = last(process, http)
     finally:
@@ -231,18 +267,16 @@ def main(config: Config) -> None:
   counts: collections.Counter[str] = collections.Counter()
   for client in clients:
     counts.update(client.counts)
-  quarter = max(len(samples) // 4, 1)
-  begin = sum(samples[:quarter]) / quarter
+  size = max(len(samples) // 4, 1)
+  quarters = [sum(samples[i * size :][:size]) / size for i in range(4)]
   figures = {
     **{name: str(counts[name]) for name in sorted(counts)},
     "lost": str(sum(n for name, n in counts.items() if name.startswith("lost"))),
     "running and waiting at the end": f"{health['running']} and {health['waiting']}",
-    "prefix store, MB of its limit": f"{seen.get('specjax_prefix_bytes', 0) / 1e6:.1f} of "
-    f"{config.prefixes:g}",
+    **stored(config, seen),
     "prefix hits": f"{seen.get('specjax_prefix_hits_total', 0):.0f}",
     "tokens": f"{seen['specjax_generated_tokens_total']:.0f}",
-    "memory, MB: first quarter, last quarter, end": f"{begin:.0f}, "
-    f"{sum(samples[-quarter:]) / quarter:.0f}, {end:.0f}",
+    "memory, MB: by quarters, and at the end": ", ".join(f"{x:.0f}" for x in (*quarters, end)),
     "an answer at SIGTERM": ending,
   }
   rows = [{"what": name, "count": value} for name, value in figures.items()]

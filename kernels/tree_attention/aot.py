@@ -23,7 +23,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax import checks, command_line
 from specjax.kernels import topology
-from specjax.kernels.tree_attention.api import refusals, tree_attention
+from specjax.kernels.tree_attention.api import paged_attention, refusals, tree_attention
+from specjax.kernels.tree_attention.paged import PAGE, Paged
 from specjax.kernels.tree_attention.quantised import quantise
 
 K, H = 8, 32
@@ -33,7 +34,8 @@ class CompiledShape(NamedTuple):
   """The shape of a call: B, N, S, the dtype of nodes and cache, and C.
 
   `int8` says whether the cache is Quantised, and `anywhere` whether nodes see any rows of the
-  cache, rather than its first ones. `local` adds a window, a cap and sinks.
+  cache, rather than its first ones. `local` adds a window, a cap and sinks; `paged` has the cache
+  in pages.
   """
 
   batch: int
@@ -44,6 +46,7 @@ class CompiledShape(NamedTuple):
   anywhere: bool = False
   width: int = 128
   local: bool = False
+  paged: bool = False
 
 
 def shapes() -> Iterator[CompiledShape]:
@@ -60,11 +63,13 @@ def shapes() -> Iterator[CompiledShape]:
   for batch, nodes, capacity, width in (1, 8, 4096, 64), (8, 64, 8192, 128), (1, 8, 4096, 256):
     yield CompiledShape(batch, nodes, capacity, width=width, local=True)
   yield CompiledShape(1, 8, 4096, int8=True, anywhere=True, local=True)
+  for local in (False, True):
+    yield CompiledShape(8, 16, 8192, local=local, paged=True)
 
 
 def arguments(shape: CompiledShape, place: NamedSharding) -> tuple:
   """The arguments of `tree_attention`, as shapes and dtypes."""
-  B, N, S, dtype, int8, anywhere, C, _ = shape
+  B, N, S, dtype, int8, anywhere, C, _, paged = shape
 
   def array(*axes: int, dtype=dtype) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(axes, jnp.dtype(dtype), sharding=place)
@@ -74,6 +79,9 @@ def arguments(shape: CompiledShape, place: NamedSharding) -> tuple:
   if int8:
     rows = jax.eval_shape(quantise, cache)
     cache = jax.tree.map(lambda x: array(*x.shape, dtype=x.dtype), rows)
+  if paged:
+    width = S // PAGE
+    cache = Paged(array(1 + B * width, K, PAGE, C), array(B, width, dtype="int32"))
   prefix = array(B, S, dtype="bool") if anywhere else array(B, dtype="int32")
   return array(B, H, N, C), cache, cache, prefix, tree, tree, array(B, N, N, dtype="bool")
 
@@ -95,10 +103,14 @@ def report(device: jax.Device, shape: CompiledShape) -> dict:
   start = time.perf_counter()
   try:
     with jax.set_mesh(mesh):
-      if reason := refusals(asked[0], asked[1], asked[3], **besides)[kernel]:
+      held = asked[1].pages if shape.paged else asked[1]
+      if reason := refusals(asked[0], held, asked[3], **besides)[kernel]:
         return {"refused": reason}
-      options: dict[str, Any] = {"implementation": kernel, "cap": 50.0 if shape.local else None}
-      attention = jax.jit(functools.partial(tree_attention, **options))
+      options: dict[str, Any] = {"cap": 50.0 if shape.local else None}
+      if not shape.paged:
+        options["implementation"] = kernel
+      asks = paged_attention if shape.paged else tree_attention
+      attention = jax.jit(functools.partial(asks, **options))
       memory = attention.trace(*asked, **besides).lower().compile().memory_analysis()
   except jax.errors.JaxRuntimeError as error:
     return {"error": str(error)[:2000]}

@@ -189,15 +189,20 @@ def paged_attention(
 ) -> Array | None:
   """`tree_attention` over a cache in pages, of which all nodes see the first rows, length i32[B].
 
-  The kernels of one CPU and of TPUs follow the tables; on one CPU the result [B, H, N, C] has the
-  bits that it has over a dense cache. Where neither serves, XLA gathers the pages of a block at a
-  time; or it is None, where one product is better (see `reads_blocks`), or `length` marks any rows,
-  bool[B, S]: then the caller gathers all pages.
+  The kernels of one CPU, of TPUs and of H100s follow the tables; on one CPU the result [B, H, N, C]
+  has the bits that it has over a dense cache. The H100's serves whenever it can, not only where its
+  tiles are full, for XLA would copy all pages. Where none serves, XLA gathers the pages of a block
+  at a time; or it is None, where one product is better (see `reads_blocks`), or `length` marks any
+  rows, bool[B, S]: then the caller gathers all pages.
   """
   arguments = q, k_cache, v_cache, length, k_tree, v_tree, tree_mask, float(q.shape[-1] ** -0.5)
   columns = (start is not None) + (sinks is not None)
   if _cpu_refusal(q, k_cache.pages, length) is None:
     return cpu.paged_attention(*arguments, cap, start, sinks).out
+  if _gpu_refusal(q, k_cache.pages, length) is None:
+    from specjax.kernels.tree_attention import pallas_gpu  # seconds that others need not wait
+
+    return pallas_gpu.tree_attention(*arguments, start=start, cap=cap, sinks=sinks).out
   S, by_kernel = k_cache.table.shape[1] * PAGE, _tpu_refusal(q, k_cache.pages, columns) is None
   in_blocks = platform() != "gpu" and k_cache.pages.shape[1] > 1 and S > ONE_PRODUCT
   if length.dtype == bool or not (by_kernel or in_blocks):

@@ -22,6 +22,11 @@ class Paged(NamedTuple):
   pages: Array
   table: Array
 
+  @property
+  def ndim(self) -> int:
+    """4, as of the rows of every text side by side."""
+    return self.pages.ndim
+
 
 def side_by_side(x: Paged) -> Array:
   """[B, K, S, C], the rows of every text."""

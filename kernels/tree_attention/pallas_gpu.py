@@ -4,7 +4,8 @@ A kernel in Mosaic GPU reads the whole blocks of the prefix, so it needs no mask
 are split over enough thread blocks to fill the chip. With a window these are the blocks from the
 first that any node sees, masked by a number for each node, the first row that it sees. The rest,
 less than a block of prefix and the tree, is one small product in XLA, and the parts are merged by
-their maxima and sums, a sink's too.
+their maxima and sums, a sink's too. Of a cache in pages a block is a page, which the warpgroup that
+copies finds in the table.
 
 On an H100 it agreed with the definition to bfloat16's rounding, and over 8192 rows and more its 64
 nodes took a half to a quarter of XLA's time; one node gains nothing, so that it serves unasked only
@@ -28,6 +29,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from specjax.kernels.tree_attention.config import GPU_BLOCK as BLOCK
 from specjax.kernels.tree_attention.config import GPU_TILE as ROWS
+from specjax.kernels.tree_attention.paged import PAGE, Paged
 from specjax.kernels.tree_attention.reference import Result, capped
 
 LOW = -1e30  # the maximum of no scores: LOW - LOW is 0, while -inf would give NaN
@@ -65,6 +67,7 @@ def _kernel(
   k,
   v,
   window,
+  table,
   out,
   top,
   total,
@@ -88,6 +91,8 @@ def _kernel(
 
   q [B K, R, C], k and v [B K, S, C], out [Z, B K, R, C], top and total [Z, B K, R]. `window` is
   (the first block that a text's nodes see i32[B], the first row that each sees i32[B, R]), or ().
+  `table` is (i32[B, S / 64],) of a cache in pages, of which k and v are the heads [P K, 64, C]; or
+  ().
   """
   head, tile, split = (lax.axis_index(name) for name in ("head", "tile", "split"))
   text = lax.div(head, heads)
@@ -147,7 +152,7 @@ def _kernel(
     plgpu.wait_smem_to_gmem(0)
 
   def refill(step, source, shared, ready, free):
-    i, rows = slot(step), pl.ds((first + step) * BLOCK, BLOCK)
+    i = slot(step)
 
     @pl.when(step >= STAGES)
     def _():
@@ -155,7 +160,11 @@ def _kernel(
 
     @pl.when(step < count)
     def _():
-      plgpu.copy_gmem_to_smem(source.at[head, rows], shared.at[i], ready.at[i])
+      if table:
+        rows = source.at[table[0][text, first + step] * heads + lax.rem(head, heads)]
+      else:
+        rows = source.at[head, pl.ds((first + step) * BLOCK, BLOCK)]
+      plgpu.copy_gmem_to_smem(rows, shared.at[i], ready.at[i])
 
   @pl.when(lax.axis_index("warpgroup") == 1)
   def _():
@@ -173,10 +182,11 @@ def _whole_blocks(
   splits: int,
   window: tuple[Array, ...] = (),
   cap: float | None = None,
+  table: tuple[Array, ...] = (),
 ) -> Result:
   """Attention of scaled rows q [B K, R, C], R a multiple of 64, as a Result of [Z, B K, R, ...].
 
-  Its `out` is f32 and not yet divided by `total`. See `_kernel` for `window`.
+  Its `out` is f32 and not yet divided by `total`. See `_kernel` for `window` and `table`.
   """
   heads, R, C = q.shape
 
@@ -215,7 +225,7 @@ def _whole_blocks(
       num_threads=2,
       thread_name="warpgroup",
       compiler_params=plgpu.CompilerParams(approx_math=True),
-    )(lengths, q, k, v, window)
+    )(lengths, q, k, v, window, table)
   )
 
 
@@ -228,10 +238,22 @@ def splits_of(capacity: int, tiles: int) -> int:
   return max(1, min(capacity // 512, 132 // tiles))
 
 
+def _rest(cache: Array | Paged, lengths: Array) -> tuple[Array, Array]:
+  """(the first row i32[B], the rows [B, K, 64, C]) of a block with all rows behind whole blocks."""
+  whole = lengths // BLOCK
+  if isinstance(cache, Paged):
+    last = jnp.minimum(whole, cache.table.shape[1] - 1)
+    page = jnp.take_along_axis(cache.table, last[:, None], 1)[:, 0]
+    return last * BLOCK, jnp.take(cache.pages, page, 0, mode="clip")
+  corner = jnp.minimum(whole * BLOCK, cache.shape[2] - BLOCK)
+  column = corner[:, None] + jnp.arange(BLOCK, dtype=jnp.int32)[None]
+  return corner, jnp.take_along_axis(cache, column[:, None, :, None], 2)
+
+
 def tree_attention(
   q: Array,
-  k_cache: Array,
-  v_cache: Array,
+  k_cache: Array | Paged,
+  v_cache: Array | Paged,
   lengths: Array,
   k_tree: Array,
   v_tree: Array,
@@ -244,28 +266,27 @@ def tree_attention(
 ) -> Result:
   """See `api.tree_attention`; bf16 or f16, C 64 or 128, S at least 64 and a multiple of 8."""
   B, H, N, C = q.shape
-  K, S = k_cache.shape[1:3]
+  table = (k_cache.table,) if isinstance(k_cache, Paged) else ()
+  held_k, held_v = (x.pages if isinstance(x, Paged) else x for x in (k_cache, v_cache))
+  K, S = held_k.shape[1], table[0].shape[1] * PAGE if table else held_k.shape[2]
   R = H // K * N
   rows = (q.astype(jnp.float32) * scale).astype(q.dtype).reshape(B * K, R, C)
   rows = jnp.pad(rows, ((0, 0), (0, -R % ROWS), (0, 0)))
-  k_rows, v_rows = (x.reshape(B * K, S, C) for x in (k_cache, v_cache))
+  k_rows, v_rows = (x.reshape(-1, x.shape[2], C) for x in (held_k, held_v))
   tiles = B * K * rows.shape[1] // ROWS
   window: tuple[Array, ...] = ()
   if start is not None:
     first = jnp.clip(start.min(1), 0, lengths) // BLOCK
     window = first, jnp.pad(jnp.tile(start, (1, H // K)), ((0, 0), (0, -R % ROWS)))
-  far = _whole_blocks(rows, k_rows, v_rows, lengths, splits_of(S, tiles), window, cap)
+  far = _whole_blocks(rows, k_rows, v_rows, lengths, splits_of(S, tiles), window, cap, table)
   far = Result(*(x[:, :, :R].reshape(-1, B, K, R, *x.shape[3:]) for x in far))
 
   # The rest of the prefix lies in a window of one block, which is joined to the tree.
   done = lengths // BLOCK * BLOCK
-  corner = jnp.minimum(done, S - BLOCK)
+  (corner, last_k), (_, last_v) = _rest(k_cache, lengths), _rest(v_cache, lengths)
   column = corner[:, None] + jnp.arange(BLOCK, dtype=jnp.int32)[None]
   left = (column >= done[:, None]) & (column < lengths[:, None])
-  k, v = (
-    jnp.concatenate([jnp.take_along_axis(x, column[:, None, :, None], 2), tree], 2)
-    for x, tree in ((k_cache, k_tree), (v_cache, v_tree))
-  )
+  k, v = (jnp.concatenate(x, 2) for x in ((last_k, k_tree), (last_v, v_tree)))
   sees = jnp.broadcast_to(left[:, None], (B, N, BLOCK))
   if start is not None:
     sees = sees & (column[:, None] >= start[:, :, None])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import checks, distributed, speculate, switches
-from specjax.base import Params, Target
+from specjax.base import Drafter, Params, Target
 from specjax.decoding.batching import (
   Result,
   Rounds,
@@ -132,10 +132,10 @@ class Decoder:
     self._choose = guess.chooser() if guess.chooser is not None else None
     self._warm: set[tuple[int, int]] = set()
 
-  def over(self, target: Target) -> "Decoder":
-    """This decoder with the same network over caches of another kind."""
+  def over(self, target: Target, drafter: Drafter) -> "Decoder":
+    """This decoder with the same network and drafter over caches of another kind."""
     own = copy.copy(self)
-    own.method, own._warm = self.method._replace(target=target), set()
+    own.method, own._warm = self.method._replace(target=target, drafter=drafter), set()
     return own
 
   @property

@@ -36,7 +36,8 @@ class Memory(NamedTuple):
     weights: of the target, once for every layout in which its matrices lie.
     parts: weights of the drafter and of the verifier.
     cache: keys and values of the target; with pages, all of these.
-    state: what the drafter keeps, texts and log-probabilities.
+    state: what the drafter keeps, of which its caches may be in pages, too; texts and
+      log-probabilities.
     prefill, round: what is set aside besides for the prompts, and for a round.
     prefixes: what a server keeps of prompts, and the row into which it reads one in pieces.
   """

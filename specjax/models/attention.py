@@ -65,7 +65,9 @@ def attend(
   """
   if prefix is not None and isinstance(prefix[0], Paged):
     start = prefix[3] if len(prefix) > 3 else None
-    out = paged_attention(q, *prefix[:3], k, v, mask, start=start, cap=cap, sinks=sinks)
+    out = None
+    if k.shape[3] == q.shape[3]:
+      out = paged_attention(q, *prefix[:3], k, v, mask, start=start, cap=cap, sinks=sinks)
     if out is not None:
       return out.swapaxes(1, 2).reshape(q.shape[0], q.shape[2], -1)
     prefix = _side_by_side(prefix)

@@ -6,41 +6,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import PartitionSpec
 
 from specjax.base import KV, Cache, Evaluation, Params, Target
-from specjax.kernels.platform import mesh_axis
 from specjax.kernels.tree_attention import Paged
+from specjax.models import pages
 from specjax.models.gated_delta import State
-
-Index = int | Array
-UNROLLED = 4  # rows; with 8 a program took 1.7 times as long to compile as with 1
+from specjax.models.pages import PagedCache
+from specjax.models.writing import Index, row_of, spread, written
 
 
 class Newest(NamedTuple):
   """Of a layer with a sliding window the newest `rows` [B, K, R, C], see `models.newest`."""
 
   rows: Array
-
-
-class PagedCache(NamedTuple):
-  """A cache in pages of 64 rows, see `models.pages`.
-
-  Attributes:
-    kv: KV with pages [P, K, 64, C].
-    table: i32[B, S / 64], which page has the rows of a text from 64 i on.
-    length: i32[B], as in `Cache`.
-  """
-
-  kv: Any
-  table: Any
-  length: Array
-
-
-def _spread(x: Array) -> PartitionSpec | None:
-  """How x [B, K, S, C] is spread over the mesh that is set; None where there is none."""
-  axes = mesh_axis("data", x.shape[0]), mesh_axis("model", x.shape[1])
-  return PartitionSpec(*axes) if any(axes) else None
 
 
 def rows_of(cache: Any) -> KV:
@@ -78,21 +56,23 @@ def allocate(fresh: KV, length: Array, capacity: int) -> Cache:
 
   def grow(x: Array) -> Array:
     x = jnp.pad(x, ((0, 0), (0, 0), (0, capacity - x.shape[2]), (0, 0)))
-    place = _spread(x)
+    place = spread(x)
     return x if place is None else lax.with_sharding_constraint(x, place)
 
   return Cache(KV(tuple(map(grow, fresh.k)), tuple(map(grow, fresh.v))), length)
 
 
-def commit(cache: Cache, kv: KV, path: Array, rows: Array) -> Cache:
+def commit(cache: Any, kv: KV, path: Array, rows: Array) -> Any:
   """Appends the first rows[b] (0..A) nodes of path[b], of path i32[B, A], to row b of the cache.
 
   A window of A rows is always written (a static shape), and the next window overwrites the garbage
   past `rows`. The window is gathered from the fresh keys and values `kv` [B, K, N, C], never from
   the cache, and is written row by row: both keep XLA from copying the cache, and a scatter would
   have a TPU keep it in another order than its kernels read it. The caller keeps length + A <= S, so
-  that the window never clamps.
+  that the window never clamps. A `PagedCache` is written by `pages.commit`.
   """
+  if isinstance(cache, PagedCache):
+    return pages.commit(cache, kv, path, rows)
 
   # rows is never negative, so this adds 0. It makes the write wait for the verdict and thus for
   # every read of the cache; otherwise XLA copies the cache where path folds to a constant.
@@ -135,52 +115,6 @@ def moved(kv: Any, fresh: Any, by: Array, most: int) -> Any:
     return lax.dynamic_update_slice(buffer, rows, (b, 0, 0, 0))
 
   return written(lambda buffer, fresh, *_: fresh, put, kv, fresh, by)
-
-
-def row_of(x: Array, b: Index) -> Array:
-  """[1, ..]: row b of x [B, ..]."""
-  return x[b : b + 1] if isinstance(b, int) else lax.dynamic_slice_in_dim(x, b, 1)
-
-
-def written(
-  window: Callable[..., Array], put: Callable[..., Array], kv: Any, fresh: Any, *per_row: Array
-) -> Any:
-  """put(buffer, window(buffer, fresh, *per_row), b, *per_row) for every row b of every array.
-
-  These are the arrays of kv and of `fresh`; per_row is [B, ..]. Few rows are written one after the
-  other, and more by a loop over them, so that a program does not grow with its batch. It is a scan:
-  XLA for TPUs refuses the same loop with a counter where a mesh shares the rows.
-  """
-
-  def write_all(kv: Any, fresh: Any, *per_row: Array) -> Any:
-    def unrolled(buffer: Array, fresh: Array) -> Array:
-      rows = window(buffer, fresh, *per_row)
-      for b in range(len(rows)):
-        buffer = put(buffer, rows, b, *per_row)
-      return buffer
-
-    if len(per_row[0]) <= UNROLLED:
-      return jax.tree.map(unrolled, kv, fresh)
-    windows = jax.tree.map(lambda x, y: window(x, y, *per_row), kv, fresh)
-
-    def row(kv: Any, b: Array) -> tuple[Any, None]:
-      return jax.tree.map(lambda x, y: put(x, y, b, *per_row), kv, windows), None
-
-    return lax.scan(row, kv, jnp.arange(len(per_row[0]), dtype=jnp.int32))[0]
-
-  # On a mesh each device writes the rows and heads that it holds, without communication.
-  of_heads = _spread(jax.tree.leaves(fresh)[0])
-  if of_heads is not None:
-    of_rows = PartitionSpec(of_heads[0])
-    # Layers may differ in how many heads they have.
-    places = jax.tree.map(lambda x: _spread(x) or PartitionSpec(), fresh)
-    write_all = jax.shard_map(
-      write_all,
-      in_specs=(places, places, *[of_rows] * len(per_row)),
-      out_specs=places,
-      check_vma=False,
-    )
-  return write_all(kv, fresh, *per_row)
 
 
 def gathered(x: Array, rows: Array) -> Array:

@@ -44,8 +44,8 @@ def ensemble(a: Target, b: Target, weight: float = 0.5) -> Target:
     )
     return jax.nn.logsumexp(distributions, 0, b=jnp.broadcast_to(share, distributions.shape))
 
-  def pair(of_a: Cache, of_b: Cache) -> Cache:
-    return Cache((of_a.kv, of_b.kv), of_a.length)  # type: ignore[arg-type]  # a pair of KVs
+  def pair(of_a: Any, of_b: Any) -> Any:
+    return of_a._replace(kv=(of_a.kv, of_b.kv))
 
   def parts(cache: Any) -> list[Cache]:
     return [cache._replace(kv=kv) for kv in cache.kv]

@@ -1,4 +1,4 @@
-"""A cache in pages of 64 rows, found for each text by a table, behind the contract of `Target`.
+"""A cache in pages of 64 rows, found for each text by a table.
 
 Pages belong to no row. A page may stand in the tables of several texts that begin alike; whoever
 makes the tables sees to it that no text writes into such a page, and that what a text writes has a
@@ -8,19 +8,32 @@ an accepted path, and all that a row without a text has.
 Letters: B batch, N nodes, A rows of an accepted path, S capacity, P pages.
 """
 
-import dataclasses
-import functools
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from specjax.base import KV, Cache, LayeredTarget, Params
+from specjax.base import KV, Cache
 from specjax.kernels.tree_attention import PAGE
-from specjax.models import cache as kv_cache
-from specjax.models import transformer
-from specjax.models.cache import PagedCache
-from specjax.models.config import Config
+from specjax.models.writing import Index, row_of, written
+
+Tree = TypeVar("Tree")
+
+
+class PagedCache(NamedTuple):
+  """A cache in pages.
+
+  Attributes:
+    kv: KV with pages [P, K, 64, C]; None between programs, where another has what pages hold.
+    table: i32[B, S / 64], which page has the rows of a text from 64 i on; None as `kv` is.
+    length: i32[B], as in `Cache`.
+  """
+
+  kv: Any
+  table: Any
+  length: Array
 
 
 def begun(cache: Cache) -> PagedCache:
@@ -32,11 +45,9 @@ def begun(cache: Cache) -> PagedCache:
     pages = x.reshape(B, K, S // PAGE, PAGE, C).swapaxes(1, 2).reshape(-1, K, PAGE, C)
     return jnp.pad(pages, ((1, 0), (0, 0), (0, 0), (0, 0)))
 
-  kv = KV(tuple(map(cut, cache.kv.k)), tuple(map(cut, cache.kv.v)))
-  B = len(cache.length)
-  count = B * -(-cache.kv.k[0].shape[2] // PAGE)
-  table = 1 + jnp.arange(count, dtype=jnp.int32).reshape(B, -1)
-  return PagedCache(kv, table, cache.length)
+  B, S = len(cache.length), jax.tree.leaves(cache.kv)[0].shape[2]
+  table = 1 + jnp.arange(B * -(-S // PAGE), dtype=jnp.int32).reshape(B, -1)
+  return PagedCache(jax.tree.map(cut, cache.kv), table, cache.length)
 
 
 def commit(cache: PagedCache, kv: KV, path: Array, rows: Array) -> PagedCache:
@@ -73,14 +84,14 @@ def _appended(cache: PagedCache, kv: KV, path: Array, rows: Array) -> PagedCache
   def put(
     pages: Array,
     windows: Array,
-    b: kv_cache.Index,
+    b: Index,
     path: Array,
     first: Array,
     second: Array,
     begin: Array,
     skipped: Array,
   ) -> Array:
-    own = kv_cache.row_of(windows, b)
+    own = row_of(windows, b)
     place = first[b], 0, begin[b], 0
     if A == 1:
       return lax.dynamic_update_slice(pages, own, place)
@@ -92,45 +103,33 @@ def _appended(cache: PagedCache, kv: KV, path: Array, rows: Array) -> PagedCache
     return lax.dynamic_update_slice(pages, turned, (second[b], 0, 0, 0))
 
   each = path, first, second, begin, offset - begin
-  return cache._replace(
-    kv=kv_cache.written(window, put, cache.kv, kv, *each), length=cache.length + rows
-  )
+  return cache._replace(kv=written(window, put, cache.kv, kv, *each), length=cache.length + rows)
 
 
-def bare(cache: Any) -> Any:
-  """What each row has of a cache for itself: of one in pages the length alone."""
-  return cache._replace(kv=None, table=None) if isinstance(cache, PagedCache) else cache
+def is_paged(x: Any) -> bool:
+  """Whether x is a cache in pages."""
+  return isinstance(x, PagedCache)
 
 
-def unlike(config: Any) -> str:
-  """What a network has that no cache in pages keeps; "" where it has nothing such."""
-  if not isinstance(config, Config):
-    return "layers of another kind"
-  found = {
-    "recurrent layers": config.recurrent,
-    "latent attention": config.latent is not None,
-    "a sliding window": bool(config.windows),
-    "attention to what follows": not config.causal,
-  }
-  return next((name for name, there in found.items() if there), "")
+def caches(tree: Any) -> list[PagedCache]:
+  """The caches in pages of a tree, in its order."""
+  return [x for x in jax.tree.leaves(tree, is_leaf=is_paged) if is_paged(x)]
 
 
-@functools.cache
-def paged(config: Config) -> LayeredTarget:
-  """The network of a config over caches in pages; one object for each, so that jit caches hit.
+def bare(tree: Tree) -> Tree:
+  """What each row has for itself: of a cache in pages the length alone."""
 
-  What `prefill` makes has pages for B rows of its capacity. Whoever shares pages makes tables of
-  his own, see `serving.pool`.
+  def without(x: Any) -> Any:
+    return x._replace(kv=None, table=None) if is_paged(x) else x
 
-  Raises:
-    ValueError: a network with one of the features that `unlike` names.
-  """
-  if kind := unlike(config):
-    raise ValueError(f"a network whose cache is in pages must have no {kind}.")
-  lm = transformer.target(config)
+  return jax.tree.map(without, tree, is_leaf=is_paged)
 
-  def prefill(params: Params, tokens: Array, length: Array, capacity: int, hidden_layers=()):
-    cache, features = lm.prefill(params, tokens, length, capacity, hidden_layers)
-    return begun(cache), features
 
-  return dataclasses.replace(lm, prefill=prefill, commit=commit)
+def filled(tree: Tree, kvs: Sequence[Any], tables: Sequence[Any]) -> Tree:
+  """`bare` undone: the i-th cache in pages has kvs[i] and tables[i]."""
+  own = iter(zip(kvs, tables, strict=True))
+
+  def put(x: Any) -> Any:
+    return PagedCache(*next(own), x.length) if is_paged(x) else x
+
+  return jax.tree.map(put, tree, is_leaf=is_paged)

@@ -81,7 +81,8 @@ class CausalRows:
     most = rounds * (self._half.decoder.method.drafter.depth + 1)
     left = dict(held)
     for b, ticket in sorted(held.items(), key=lambda item: item[1].begun):  # the oldest first
-      needed = min(len(ticket.tokens) + most, ticket.budget) + len(ticket.ids) - 1
+      new = min(len(ticket.tokens) + most, ticket.budget + paging.ahead)
+      needed = len(ticket.ids) + new - 1
       while b in left and not paging.has_grown(ticket, needed):
         self._put_back(left, paging)
     self._rows.chains = [paging.chain(left[b]) if b in left else [] for b in range(self.count)]
@@ -133,8 +134,8 @@ class CausalHalf:
   Args:
     max_length: the most tokens of a prompt and its answer together; every cache is that long.
     prefixes: bytes in which beginnings of prompts are kept; 0 reads each prompt as a whole.
-    pages: in which the target keeps all texts, see `serving.paging`; 0 gives each row a cache of
-      full length.
+    pages: in which target and drafter keep all texts, see `serving.paging`; 0 gives each row caches
+      of full length.
 
   Raises:
     ValueError: `prefixes` or `pages` with a decoder that does not go with them, or both.

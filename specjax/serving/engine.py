@@ -65,9 +65,9 @@ class Engine:
       rows that decode wait for one piece at a time.
     prefixes: bytes in which beginnings of prompts are kept for those that begin alike. Prompts are
       then read in pieces; with 0, each as a whole.
-    pages: of 64 tokens, in which a causal model keeps all texts; texts that begin alike share them.
-      With 0 each row has a cache of full length. Where pages run out, requests wait or are put
-      back, see `serving.paging`; their texts stay the same.
+    pages: of 64 tokens, in which a causal model and its drafter keep all texts; texts that begin
+      alike share them. With 0 each row has caches of full length. Where pages run out, requests
+      wait or are put back, see `serving.paging`; their texts stay the same.
     fewer: numbers of rows below B for which the loop is compiled, too. Where fewer requests run,
       the rounds are those of so many rows. With a drafter by load None is the powers of two, and
       what rounds cost is timed, see `serving.timing`; else it is none.

@@ -35,7 +35,11 @@ class Metrics:
     pieces, paging = engine.pieces, engine.paging
     if paging is not None:
       free, again = "Pages that nobody uses.", "Times that a request was put back."
+      lasting = "Pages that hold beginnings of prompts, of which requests may use some."
       Gauge("specjax_free_pages", free, registry=held).set_function(lambda: paging.pool.free)
+      Gauge("specjax_kept_pages", lasting, registry=held).set_function(
+        lambda: len(paging.pieces.kept)
+      )
       Gauge("specjax_put_back", again, registry=held).set_function(lambda: paging.put_back)
     elif pieces is not None:
       lasting = "Bytes of what is kept of prompts."

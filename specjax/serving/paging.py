@@ -11,17 +11,16 @@ anew has the bits that it had. Elsewhere it has them but for rounding, as in ano
 Letters: P pages, S capacity.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from specjax import checks, speculate
-from specjax.base import KV
 from specjax.decoding.decoder import Decoder, pad_to_bucket
 from specjax.kernels.tree_attention import PAGE
-from specjax.models import pages
-from specjax.models.cache import PagedCache
+from specjax.models import paged, pages
 from specjax.serving.pieces import (
   Pieces,
   Reading,
@@ -38,9 +37,12 @@ from specjax.serving.ticket import Ticket
 STORE = 2**50  # bytes, more than there are: its pages are counted
 MOST = 2**24  # pages
 
+State = TypeVar("State")
+
 
 def over_pages(decoder: Decoder, max_length: int, count: int) -> Decoder:
-  """The decoder, whose target keeps texts of up to `max_length` tokens in P = `count` pages.
+  """The decoder, whose target and drafter keep texts of up to `max_length` tokens in P = `count`
+  pages; see `models.paged`.
 
   Raises:
     ValueError: a decoder or a model that does not go with pages, or too few pages for one text.
@@ -51,30 +53,40 @@ def over_pages(decoder: Decoder, max_length: int, count: int) -> Decoder:
     if why:
       checks.refuse("pages", count, f"0 with {why}")
 
-  in_pieces, what = refused(decoder), pages.unlike(decoder.model.config)
+  in_pieces, what = refused(decoder), paged.unlike(decoder.model.config)
   check(in_pieces and f"{in_pieces}: prompts are then read as a whole")
   check(what and f"a model that has {what}")
   check("" if decoder.model.fit is None else "a model that says another one's tokens")
   check("" if jax.sharding.get_mesh().empty else "a mesh")
-  found = decoder.over(pages.paged(decoder.model.config))
-  _, _, in_pieces = axes_of(found, decoder.capacity(max_length, 0))
+  own = paged.paged(decoder.model.config), paged.drafting(decoder.method.drafter)
+  found, capacity = decoder.over(*own), decoder.capacity(max_length, 0)
+  _, _, in_pieces = axes_of(found, capacity)
   check(in_pieces and f"{in_pieces}: prompts are then read as a whole")
-  if count < (least := -(-max_length // PAGE)):
+  rows = max_length + ahead(found, shapes(found, capacity, count))
+  if count < (least := -(-rows // PAGE)):
     checks.refuse("pages", count, f"at least {least}, which {max_length} tokens take")
   return found
 
 
-def shapes(decoder: Decoder, capacity: int, count: int) -> KV:
-  """Those of the arrays [P + 1, K, 64, C] in which a decoder's target keeps P pages."""
+def shapes(decoder: Decoder, capacity: int, count: int) -> list[Any]:
+  """Of each cache of a decoder, the target's and then its drafter's, those of the arrays
+  [P + 1, K, 64, C] in which it keeps P pages."""
   token, one = jax.ShapeDtypeStruct((1, 1), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32)
 
-  def prefill(params, token, one):
-    return decoder.method.target.prefill(params, token, one, capacity)[0].kv
+  def begun(weights: speculate.Weights, token: jax.Array, one: jax.Array) -> list[Any]:
+    found = speculate.prefilled(decoder.method, weights, token, one, capacity)
+    return [cache.kv for cache in pages.caches(found)]
 
   return jax.tree.map(
     lambda x: jax.ShapeDtypeStruct((count + 1, *x.shape[1:]), x.dtype),
-    jax.eval_shape(prefill, decoder.weights.target, token, one),
+    jax.eval_shape(begun, decoder.weights, token, one),
   )
+
+
+def ahead(decoder: Decoder, caches: Sequence[Any]) -> int:
+  """How many rows behind a text must lie in pages of its own: those of a draft, which a draft model
+  writes before the target has seen it. Without `caches` of the drafter there are none."""
+  return decoder.method.drafter.depth if len(caches) > 1 else 0
 
 
 def state_shapes(
@@ -85,23 +97,27 @@ def state_shapes(
   tokens, length = jax.ShapeDtypeStruct((B, one), jnp.int32), jax.ShapeDtypeStruct((B,), jnp.int32)
   asked = decoder.method, decoder.weights, tokens, length, request
   state = start_without_pages.eval_shape(*asked, capacity)
-  return state._replace(cache=_in_pages(decoder, capacity, state.cache, count))
+  return _in_pages(decoder, capacity, state, count)
 
 
 def lowered_piece(decoder: Decoder, capacity: int, count: int) -> jax.stages.Lowered:
   """The program that reads a piece of a prompt."""
   token, row = jax.ShapeDtypeStruct((1, 1), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32)
   read = compiled_begin.eval_shape(decoder.method, decoder.weights, token, capacity)
-  read = read._replace(cache=_in_pages(decoder, capacity, read.cache, count))
+  read = _in_pages(decoder, capacity, read, count)
   tokens = jax.ShapeDtypeStruct((1, PAGE + 1), jnp.int32)
   place = jax.ShapeDtypeStruct((), jnp.int32)
   asked, (axes, *_) = (decoder.method, decoder.weights, read), axes_of(decoder, capacity)
   return compiled_piece.lower(*asked, tokens, row, place, axes=axes)
 
 
-def _in_pages(decoder: Decoder, capacity: int, cache: PagedCache, count: int) -> PagedCache:
-  table = jax.ShapeDtypeStruct((*cache.length.shape, capacity // PAGE), jnp.int32)
-  return cache._replace(kv=shapes(decoder, capacity, count), table=table)
+def _in_pages(decoder: Decoder, capacity: int, state: State, count: int) -> State:
+  """Shapes of a state whose caches have P pages."""
+  kvs, width = shapes(decoder, capacity, count), capacity // PAGE
+  tables = [
+    jax.ShapeDtypeStruct((*cache.length.shape, width), jnp.int32) for cache in pages.caches(state)
+  ]
+  return pages.filled(state, kvs, tables)
 
 
 class Paging:
@@ -114,17 +130,19 @@ class Paging:
 
   Attributes:
     pool, pieces: what counts pages, and what reads prompts into them.
+    ahead: see the function.
     put_back: how many times a request was put back.
   """
 
   pool: Pool
   pieces: Pieces
+  ahead: int
   put_back: int
 
   def __init__(self, decoder: Decoder, capacity: int, count: int):
     self._decoder, self._capacity = decoder, capacity
     self._shapes = shapes(decoder, capacity, count)
-    self.put_back = 0
+    self.ahead, self.put_back = ahead(decoder, self._shapes), 0
     self.reset()
 
   def reset(self) -> None:
@@ -133,8 +151,8 @@ class Paging:
     self._aside = dict[Ticket, speculate.DecodeState]()
     if hasattr(self, "pool"):  # two of them might not fit
       del self.pool, self.pieces
-    kv = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._shapes)
-    self.pool = Pool(kv, self._capacity // PAGE)
+    kvs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._shapes)
+    self.pool = Pool(kvs, self._capacity // PAGE)
     self.pieces = Pieces(self._decoder, self._capacity, STORE, self.pool)
 
   def chain(self, ticket: Ticket) -> list[int]:
@@ -181,7 +199,7 @@ class Paging:
     return self._aside.pop(ticket, alone)
 
   def set_aside(self, ticket: Ticket, alone: speculate.DecodeState) -> None:
-    """Puts a request back, of which `alone` is the state without its cache."""
+    """Puts a request back, of which `alone` is the state without what its pages hold."""
     self._aside[ticket] = alone
     self.put_back += 1
     self.drop(self._chains.pop(ticket))

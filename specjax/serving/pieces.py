@@ -6,8 +6,8 @@ what reading it again gives, whatever else is in the store.
 
 A piece is a chain that is accepted as a whole, so the drafter's state follows as after any round.
 
-Of a cache in pages a piece fills one page. That is not copied: whoever begins alike has the same
-page in its table. The drafter's part is kept as beside a dense cache.
+Of caches in pages a piece fills one page. That is not copied: whoever begins alike has the same
+page in its tables. What a drafter has besides is kept as it is beside dense caches.
 
 Letters: B batch, N = 64 tokens of a piece, S capacity.
 """
@@ -36,8 +36,10 @@ class Read(NamedTuple):
   """What reading the first n tokens of a prompt leaves, n - 1 of them a whole number of pieces.
 
   Attributes:
-    cache: the target's, of n - 1 rows; of one in pages what rows have for themselves.
+    cache: the target's, of n - 1 rows.
     drafter: the drafter's state.
+
+  Between programs caches in pages are `bare`.
   """
 
   cache: Any
@@ -50,7 +52,7 @@ def begin(
   """The first token i32[1, 1] of a prompt is read."""
   alone = jnp.ones(1, jnp.int32)
   _, cache, state = speculate.prefilled(method, weights, token, alone, capacity)
-  return Read(bare(cache), state)
+  return bare(Read(cache, state))
 
 
 def piece(
@@ -71,8 +73,8 @@ def piece(
     axes: of each array of `read` the axis that is S long, None where it has none (static).
 
   Returns:
-    What is read now, and what is to be kept of it: of each array its N rows, or all of it. The
-    cache is there with its pages, if it has such; they are not among what is to be kept.
+    What is read now, and what is to be kept of it: of each array its N rows, or all of it. Caches
+    are there with their pages, if they have such; these are not among what is to be kept.
   """
   target, drafter = method.target, method.drafter
   draft = chain(tokens[:, :-1])
@@ -98,8 +100,7 @@ def piece(
   def kept(x: Array, axis: int | None) -> Array:
     return jnp.copy(x) if axis is None else lax.dynamic_slice_in_dim(x, place, BLOCK, axis)
 
-  own = found._replace(cache=bare(found.cache))
-  return found, list(map(kept, jax.tree.leaves(own), axes))
+  return found, list(map(kept, jax.tree.leaves(bare(found)), axes))
 
 
 def put(read: Read, kept: Sequence[Array], place: Array, axes: Axes) -> Read:
@@ -175,7 +176,7 @@ class Reading:
   Attributes:
     ids, n: the prompt, and how many of its tokens are read.
     reused: of these, how many had been kept.
-    chain: of a cache in pages those that hold it, in order.
+    chain: of caches in pages those that hold them, in order.
   """
 
   ids: list[int]
@@ -201,7 +202,7 @@ class Pieces:
     decoder: the method and the weights.
     capacity: S, a whole number of pieces.
     budget: bytes in which pieces are kept.
-    pool: the pages of a cache in such, of which each piece takes one that must be there; see
+    pool: the pages of caches in such, of which each piece takes one that must be there; see
       `serving.paging`.
 
   Attributes:
@@ -247,11 +248,11 @@ class Pieces:
     method, weights, read, page = self.decoder.method, self.decoder.weights, reading.read, 0
     if self._pool is not None:
       reading.chain.append(page := self._pool.take())
-      read = read._replace(cache=self._pool.lent(read.cache, [reading.chain]))
+      read = self._pool.lent(read, [reading.chain])
     arguments = method, weights, read, jnp.asarray(tokens), rows, place
     read, held = compiled_piece(*arguments, axes=self._axes)
     if self._pool is not None:
-      read = read._replace(cache=self._pool.back(read.cache))
+      read = self._pool.back(read)
     reading.read = read
     reading.n += len(own) - 1
     if len(own) == BLOCK + 1:

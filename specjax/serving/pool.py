@@ -1,26 +1,30 @@
-"""The pages of a cache, counted: a page that nobody uses any more is free.
+"""The pages of texts, counted: a page that nobody uses any more is free.
+
+A page has 64 rows of a text in every cache of a state, the target's and the drafter's own.
 
 Letters: P pages beside page 0, B rows, S capacity.
 """
 
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.base import KV
-from specjax.models.cache import PagedCache
-from specjax.models.pages import bare
+from specjax.models import pages
+
+State = TypeVar("State")
 
 
 class Pool:
   """P pages.
 
-  Between programs it has what they hold. A program takes that as a whole, in a cache, and gives it
-  back, so that it is written in its place.
+  Between programs it has what they hold. A program takes that as a whole, in its state's caches,
+  and gives it back, so that it is written in its place.
 
   Args:
-    kv: KV with arrays [P + 1, K, 64, C], of which page 0 is nobody's.
+    kvs: of each cache a KV with arrays [P + 1, K, 64, C], of which page 0 is nobody's.
     width: S / 64.
 
   Attributes:
@@ -29,9 +33,9 @@ class Pool:
 
   count: int
 
-  def __init__(self, kv: KV, width: int):
-    self._kv, self._width = kv, width
-    self.count = len(kv.k[0]) - 1
+  def __init__(self, kvs: Sequence[Any], width: int):
+    self._kvs, self._width = kvs, width
+    self.count = len(jax.tree.leaves(kvs)[0]) - 1
     self._uses = [0] * (self.count + 1)
     self._free = list(range(self.count, 0, -1))
 
@@ -61,14 +65,15 @@ class Pool:
     if not self._uses[page]:
       self._free.append(page)
 
-  def lent(self, cache: PagedCache, chains: Sequence[Sequence[int]]) -> PagedCache:
-    """The cache of rows that have these pages, and page 0 behind them."""
-    table = np.zeros((len(cache.length), self._width), np.int32)
-    for own, pages in zip(table, chains, strict=False):
-      own[: len(pages)] = pages
-    return PagedCache(self._kv, jnp.asarray(table), cache.length)
+  def lent(self, state: State, chains: Sequence[Sequence[int]]) -> State:
+    """The state of rows whose caches have these pages, and page 0 behind them."""
+    table = np.zeros((len(pages.caches(state)[0].length), self._width), np.int32)
+    for own, chain in zip(table, chains, strict=False):
+      own[: len(chain)] = chain
+    # One for each: a program that takes a buffer over takes it once.
+    return pages.filled(state, self._kvs, [jnp.array(table) for _ in self._kvs])
 
-  def back(self, cache: PagedCache) -> PagedCache:
-    """What rows have of a cache for themselves; the pool keeps the rest."""
-    self._kv = cache.kv
-    return bare(cache)
+  def back(self, state: State) -> State:
+    """What rows have of a state for themselves; the pool keeps the rest."""
+    self._kvs = [cache.kv for cache in pages.caches(state)]
+    return pages.bare(state)

@@ -18,7 +18,7 @@ class Block:
   Attributes:
     held: what its tokens leave; nothing once the block has gone.
     size: of that, in bytes.
-    page: where the target's part of it is, in a cache in pages.
+    page: where the rest of it is, with caches in pages.
   """
 
   held: Sequence[Array]

@@ -32,7 +32,7 @@ def start_without_pages(
 ) -> speculate.DecodeState:
   """`speculate.start` of prompts of one token, of which a cache holds nothing yet."""
   state = speculate.start(method, weights, tokens, length, request, capacity)
-  return state._replace(cache=bare(state.cache))
+  return bare(state)
 
 
 @jax.jit(donate_argnums=0)
@@ -181,11 +181,10 @@ class DecodeRows:
 
   def _lent(self) -> speculate.DecodeState:
     """The state with the pages that its rows have."""
-    state, pool = self._state, self._pool
-    return state if pool is None else state._replace(cache=pool.lent(state.cache, self.chains))
+    return self._state if self._pool is None else self._pool.lent(self._state, self.chains)
 
   def _back(self, state: speculate.DecodeState) -> speculate.DecodeState:
-    return state if self._pool is None else state._replace(cache=self._pool.back(state.cache))
+    return state if self._pool is None else self._pool.back(state)
 
   def _end(self, b: int) -> None:
     self._state = self._state._replace(done=self._state.done.at[b].set(True))

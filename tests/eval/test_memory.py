@@ -53,6 +53,8 @@ def test_pages_are_counted():
   own = 2 * (4 + 4)  # a table of one page for each row, and lengths
   assert found.cache == (1 + 9) * page * 2 * CONFIG.layers + own
   assert found.total > found.resting > found.cache
+  drafted = memory.measure(Decoder(small(), small(), batch=2), PROMPT, NEW, pages=9)
+  assert drafted.cache == found.cache and drafted.state - found.state >= found.cache
   with pytest.raises(ValueError, match=r"`pages` must be 0 with the drafter 'jacobi-4'"):
     memory.measure(Decoder(small(), "jacobi-4"), PROMPT, NEW, pages=9)
 

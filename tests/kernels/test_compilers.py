@@ -38,7 +38,7 @@ def said(chip: str) -> str:
 @pytest.mark.full
 @pytest.mark.parametrize(
   ("chip", "served", "besides"),  # of the bytes of the arguments
-  [(chip, 27, 1 / 4) for chip in topology.TPUS] + [(chip, 11, 1 / 3) for chip in topology.GPUS],
+  [(chip, 29, 1 / 4) for chip in topology.TPUS] + [(chip, 13, 1 / 3) for chip in topology.GPUS],
 )
 def test_every_shape_of_interest_compiles(chip, served, besides):
   rows = [json.loads(line) for line in said(chip).splitlines() if line.startswith("{")]

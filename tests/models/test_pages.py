@@ -1,4 +1,4 @@
-"""A cache in pages: the logits of a dense one, and no page is written that is another's."""
+"""A cache in pages: the bits of a dense one, and no page is written that is another's."""
 
 import dataclasses
 
@@ -7,11 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax import Decoder, Model
+from specjax.base import Cache
+from specjax.drafters import draft_model
+from specjax.heads.eagle import EagleConfig, eagle
 from specjax.kernels import compiled
+from specjax.kernels.tree_attention import Paged, gathered
 from specjax.models import transformer
-from specjax.models.cache import PagedCache
 from specjax.models.config import Config, Kind, Latent
-from specjax.models.pages import paged
+from specjax.models.paged import drafting, paged
+from specjax.models.pages import PagedCache, caches, is_paged
 
 CONFIG = Config(
   vocab_size=32, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, mlp_width=24, max_length=1024
@@ -107,6 +112,57 @@ def test_what_no_text_sees_may_be_anything(kernel):
   wanted = evaluate(PARAMS, cache, *alone).logits
   found = evaluate(PARAMS, cache._replace(kv=poison), *alone).logits
   np.testing.assert_array_equal(found, wanted)
+
+
+MODEL = Model("random", CONFIG, PARAMS, None, (), (), None)
+NOISE = np.random.default_rng(1)
+NEAR = dataclasses.replace(  # a draft model that is often right
+  MODEL, params=jax.tree.map(lambda x: x + NOISE.normal(size=x.shape) / 50, PARAMS)
+)
+
+
+def head(window):
+  made = eagle(MODEL.target, EagleConfig(depth=3, window=window))
+  return made, made.init(jax.random.key(2), PARAMS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "options"), [
+  (lambda: head(70), {"tree": [[0], [1], [0, 0], [0, 0, 0]]}),
+  (lambda: (draft_model(NEAR.target, 3), NEAR.params), {}),
+], ids=["eagle", "draft_model"])  # fmt: skip
+def test_drafters_have_the_bits_of_dense_caches(make, options, monkeypatch):
+  """Drafts, what is accepted of them, and what their layers keep."""
+  if not compiled.available():
+    pytest.skip("there is no C++ compiler")
+  monkeypatch.setattr(jax, "device_count", lambda: 1)
+  dense = Decoder(MODEL, make(), "target_only", temperature=0.5, seed=3, batch=5, **options)
+  own = dense.over(paged(CONFIG), drafting(dense.method.drafter))
+  prompts = [row[:n].tolist() for row, n in zip(PROMPTS, np.asarray(LENGTH), strict=True)]
+  ends = []
+  for decoder in (dense, own):
+    request, state, _ = decoder._start(prompts, [450] * 5, 0)  # the dense cache is read in blocks
+    ends.append(decoder.advance(request, state, 24))
+  (wanted, found), told = ends, ("context", "log_probs", "done", "stats")
+  assert len(caches(found)) == 2 and wanted.stats.accepted[:, 1:].sum() > 9
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    *([getattr(state, name) for name in told] for state in (wanted, found)),
+  )
+  pairs = zip(
+    jax.tree.leaves(wanted.drafter, is_leaf=lambda x: isinstance(x, Cache)),
+    jax.tree.leaves(found.drafter, is_leaf=is_paged),
+    strict=True,
+  )
+  for x, y in pairs:
+    if not is_paged(y):
+      np.testing.assert_array_equal(x, y)
+      continue
+    np.testing.assert_array_equal(x.length, y.length)
+    seen = jnp.arange(y.table.shape[1] * 64)[None] < y.length[:, None]
+    for rows, pages in zip(jax.tree.leaves(x.kv), jax.tree.leaves(y.kv), strict=True):
+      rows = jnp.where(seen[:, None, :, None], rows, 0)
+      np.testing.assert_array_equal(rows, gathered(Paged(pages, y.table), seen))
 
 
 @pytest.mark.parametrize(("change", "words"), [

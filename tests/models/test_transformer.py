@@ -16,6 +16,7 @@ from specjax.models import transformer
 from specjax.models.config import Config
 from specjax.models.layers import Layers
 from specjax.models.transformer import Transformer, attention_mask, target
+from specjax.models.writing import UNROLLED
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "hf"
 NAMES = ("llama1", "llama3", "linear", "mistral", "qwen2", "qwen3")
@@ -143,7 +144,7 @@ def test_every_path_of_a_tree_equals_the_full_pass(checkpoint, seed):
       np.testing.assert_allclose(mine[b, :, :n], theirs[b, :, :n], atol=ATOL)
 
 
-FEW, MANY = 4, 4 * kv_cache.UNROLLED  # rows written one after the other, and by a loop
+FEW, MANY = 4, 4 * UNROLLED  # rows written one after the other, and by a loop
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ def test_a_write_does_not_grow_with_the_batch():
     lowered = jax.jit(kv_cache.commit).lower(Cache(kv, zeros), kv, zeros[:, None], zeros)
     return lowered.as_text().count("\n")
 
-  assert lines(256) == lines(kv_cache.UNROLLED + 1)
+  assert lines(256) == lines(UNROLLED + 1)
 
 
 @pytest.mark.parametrize(

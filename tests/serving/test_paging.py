@@ -3,16 +3,17 @@
 import dataclasses
 import threading
 
+import jax
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sentences import says
-from test_conversation import METHODS, MODEL
+from test_conversation import METHODS, MODEL, random_model
 from test_prefixes import ASKED, BLOCK, LONG, NEW, PLAIN, SYSTEM
 
 from specjax import Decoder, speculate
-from specjax.models.config import Kind
-from specjax.serving import pieces, timing
+from specjax.models.config import Kind, Latent
+from specjax.serving import paging, pieces, timing
 from specjax.serving.engine import Engine
 from specjax.serving.metrics import Metrics
 from specjax.serving.paging import over_pages
@@ -32,11 +33,17 @@ MIXED = [
 ]
 
 
-def engine_of(name="prompt_lookup", pages=40, batch=2, **options) -> Engine:
+PAGED = ["eagle", "draft_model", "draft_model, tree", "rescored"]  # with caches of their own
+
+
+def engine_decoder(name, batch=2) -> Decoder:
   make, own = METHODS[name]
   own = {k: v for k, v in own.items() if k not in ("verifier", "batch")}
-  decoder = Decoder(MODEL, make(), "target_only", batch=batch, **own)
-  return Engine(decoder, queue=60, pages=pages, **options)
+  return Decoder(MODEL, make(), "target_only", batch=batch, **own)
+
+
+def engine_of(name="prompt_lookup", pages=40, batch=2, **options) -> Engine:
+  return Engine(engine_decoder(name, batch), queue=60, pages=pages, **options)
 
 
 def check_pages(engine: Engine) -> None:
@@ -58,15 +65,34 @@ def expected():
 
 
 @pytest.mark.slow
-@pytest.mark.full(but=["prompt_lookup"])
-@pytest.mark.parametrize("name", ["none", "prompt_lookup", "eagle", "draft_model", "layerskip"])
-def test_texts_are_those_of_one_alone_where_pages_are_few(name, expected):
+@pytest.mark.full(but=["draft_model"])
+@pytest.mark.parametrize("name", [
+  "none", "prompt_lookup", "layerskip", *PAGED, "draft_model, policy", "eagle3", "hydra"
+])  # fmt: skip
+def test_texts_and_rounds_are_those_of_one_alone_where_pages_are_few(name, expected):
   """With 4 pages for 4 rows of up to 3 pages some are put back."""
   with engine_of(name, pages=4, batch=4, rounds=2) as engine:
     tickets = [engine.submit(prompt, budget, **asked) for prompt, budget, asked in MIXED]
     assert [ticket.wait() for ticket in tickets] == expected
     assert engine.paging.put_back > 0 and sum(ticket.reused for ticket in tickets) > 0
   check_pages(engine)
+  make, options = METHODS[name]
+  for ticket, (prompt, budget, asked) in [*zip(tickets, MIXED, strict=True)][::5]:
+    (alone,) = Decoder(MODEL, make(), "target_only", **options | asked)([prompt], budget)
+    assert ticket.passes == alone.passes  # a page that another has written would guess worse
+
+
+@pytest.mark.parametrize("name", PAGED)
+def test_a_row_of_its_own_has_what_is_not_in_pages(name):
+  """Arrays that are as long as a text are in pages, the target's and the drafter's."""
+  decoder = engine_decoder(name)
+  found = over_pages(decoder, 160, 9)
+  capacity = found.capacity(160, 0)
+  axes, size, _ = pieces.axes_of(found, capacity)
+  assert set(axes) == {None} and size < 1000 < pieces.axes_of(decoder, capacity)[1]
+  kvs = paging.shapes(found, capacity, 9)
+  assert len(kvs) == 2
+  assert {x.shape[::2] for x in jax.tree.leaves(kvs)} == {(1 + 9, BLOCK)}
 
 
 def test_beginnings_are_shared_as_in_a_store():
@@ -79,7 +105,8 @@ def test_beginnings_are_shared_as_in_a_store():
     found = {sample.name: sample.value for family in families for sample in family.samples}
   assert [ticket.reused for ticket in tickets] == [reused for *_, reused in ASKED]
   assert engine.paging.put_back == found["specjax_put_back"] == 0
-  assert found["specjax_free_pages"] == 40 - len(engine.pieces.kept)
+  kept = len(engine.pieces.kept)
+  assert (found["specjax_free_pages"], found["specjax_kept_pages"]) == (40 - kept, kept)
   check_pages(engine)
 
 
@@ -145,6 +172,16 @@ def test_a_round_that_breaks_leaves_no_pages_behind(what, monkeypatch, caplog):
   check_pages(engine)
 
 
+@pytest.mark.parametrize(("change", "caches"), [
+  ({"kinds": (Kind(window=4), *[Kind()] * 3)}, 2),
+  ({"latent": Latent(16, 0, 4, 4, 8), "kv_heads": 1, "head_dim": 8, "rotary_dim": 4}, 1),
+])  # fmt: skip
+def test_draft_models_without_latents_are_in_pages(change, caches):
+  small = random_model(dataclasses.replace(MODEL.config, **change))
+  found = over_pages(Decoder(MODEL, small, "target_only"), 160, 9)
+  assert len(paging.shapes(found, 192, 9)) == caches
+
+
 @pytest.mark.parametrize(("model", "name", "options", "more", "words"), [
   ({}, "jacobi", {}, {}, "0 with the drafter 'jacobi-4': prompts are then read as a whole, got 9."),
   ({}, "none", {"cache": "int8"}, {}, "0 with the cache 'int8' and the verifier 'target_only'"),
@@ -170,7 +207,7 @@ def test_prices_over_pages_are_kept_apart():
 
 def test_the_pool_counts():
   pages = np.zeros((5, 1, BLOCK, 2), np.float32)
-  pool = Pool(type("", (), {"k": [pages]}), 3)
+  pool = Pool([pages], 3)
   taken = [pool.take() for _ in range(4)]
   assert sorted(taken) == [1, 2, 3, 4] and pool.free == 0
   with pytest.raises(IndexError):
