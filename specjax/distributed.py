@@ -17,6 +17,7 @@ here does anything.
 import contextlib
 import functools
 import itertools
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -143,16 +144,35 @@ def shard_batch(tree: Any) -> Any:
   return jax.tree.map(lambda x: lax.with_sharding_constraint(x, _of_rows(x)), tree)
 
 
-def shard_over_all(tree: Any) -> Any:
-  """Arrays [B, ..] with their rows over all devices of the mesh, for work that spreads rows alone.
+def shard_texts(tree: Any) -> Any:
+  """Arrays [B, T, ..] with rows over "data" and tokens over "sequence", where a mesh is set."""
+  if jax.sharding.get_abstract_mesh().empty:
+    return tree
 
-  They stay as they are where no mesh is set, or its devices do not divide B.
+  def shard(x: Array) -> Array:
+    axes = mesh_axis("data", len(x)), mesh_axis("sequence", x.shape[1])
+    return lax.with_sharding_constraint(x, PartitionSpec(*axes))
+
+  return jax.tree.map(shard, tree)
+
+
+def shard_over_all(tree: Any) -> Any:
+  """Arrays [B, T, ..] with their rows over all devices of the mesh, for work that spreads rows and
+  their tokens alone: only an axis "sequence" divides T, and no rows.
+
+  They stay as they are where no mesh is set; where its devices do not divide B, "data" does.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty or any(len(x) % mesh.size for x in jax.tree.leaves(tree)):
-    return tree
-  rows = PartitionSpec(mesh.axis_names)
-  return jax.tree.map(lambda x: lax.with_sharding_constraint(x, rows), tree)
+  rows = tuple(axis for axis in mesh.axis_names if axis != "sequence")
+  count = math.prod(mesh.shape[axis] for axis in rows)
+  if mesh.empty or any(len(x) % count for x in jax.tree.leaves(tree)):
+    return shard_texts(tree)
+
+  def shard(x: Array) -> Array:
+    tokens = mesh_axis("sequence", x.shape[1])
+    return lax.with_sharding_constraint(x, PartitionSpec(rows, tokens))
+
+  return jax.tree.map(shard, tree)
 
 
 def replicate(tree: Any) -> Any:

@@ -33,6 +33,7 @@ from specjax.heads.base import Head
 from specjax.heads.medusa import MedusaConfig
 from specjax.heads.named import Named, built, named
 from specjax.heads.parallel import Frames
+from specjax.models import ring, sharding
 from specjax.models.transformer import Transformer
 from specjax.sampling import new_key
 from specjax.train.recipe import answers, draft_positions, labels, losses, means, options, run
@@ -157,7 +158,7 @@ def sizes(head: Head, params: Params) -> str:
   )
 
 
-@run.on_mesh
+@functools.partial(run.on_mesh, axes=sharding.AXES | {ring.AXIS: "TOKENS"})
 def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   """Trains the head of which `config.head` is the config, one of `heads`."""
   training = config.training
@@ -231,7 +232,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
     judge_every=config.judge_every,
     judge=None if isinstance(head, Frames) else passes,  # best guesses of frames may say nothing
     draw=drawn if config.noise else None,
-    held_out=test.judged(training.batch),
+    held_out=jax.device_put(test.judged(training.batch), training.shardings()[0]),
   )
 
   rates = objective.rates(in_use(trained, fixed, model.dtype), spread.params, test, training)

@@ -105,14 +105,12 @@ class OwnPass(Head):
       (last [B, M, any], what `memory` keeps there; position i32[B, M] of the newest row of text;
       sees bool[B, M, T], the rows of text that it sees; their KV in the layers of `memory`.)
     """
-    mask = attention_mask(examples.segment, causal=True)
+    at, segment = examples.at, examples.segment
+    mask = attention_mask(segment, causal=True)
     text, kv = prefix.over_text(self.memory, params, target_params, examples, mask)
-    return (
-      gather(text, examples.at),
-      gather(examples.position, examples.at),
-      gather(mask, examples.at),
-      kv,
-    )
+    sees = gather(segment, at)[:, :, None] == segment[:, None]
+    sees = sees & (jnp.arange(segment.shape[1])[None, None] <= at[:, :, None])
+    return gather(text, at), gather(examples.position, at), sees, kv
 
 
 def token_at(examples: Examples, ahead: int) -> Array:

@@ -1,4 +1,4 @@
-"""Attention of N fresh rows over a cached prefix and over each other."""
+"""Attention of N fresh rows over a cached prefix and over each other, on one device or a ring."""
 
 import functools
 from typing import Any
@@ -15,6 +15,7 @@ from specjax.kernels.tree_attention import (
   reads_blocks,
   tree_attention,
 )
+from specjax.models import ring
 from specjax.models.products import turned
 
 QUERIES = 512  # of a long text at a time, whose scores would otherwise fill the memory
@@ -71,6 +72,8 @@ def attend(
     if out is not None:
       return out.swapaxes(1, 2).reshape(q.shape[0], q.shape[2], -1)
     prefix = _side_by_side(prefix)
+  if ring.serves(q, k, prefix):
+    return ring.attend(q, k, v, mask, prefix, cap, sinks)
   B, H, N, C = q.shape
   K, D = k.shape[1], v.shape[3]
   with_values = k.shape[3] < C

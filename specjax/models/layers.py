@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import KV
-from specjax.models import altup
+from specjax.models import altup, ring
 from specjax.models import cache as kv_cache
 from specjax.models.attention import attend
 from specjax.models.config import Config
@@ -238,6 +238,9 @@ class TransformerBlock(nn.Module):
       if prefix is not None:
         own = (jnp.concatenate(pair, 3) for pair in zip(prefix[:2], own, strict=True))
       prefix = *own, mask
+    elif earlier is not None and prefix is None and ring.devices() > 1:
+      M = earlier[0].shape[2]  # what is joined would be dealt out anew
+      prefix, mask = (*earlier, mask[..., :M]), mask[..., M:]
     elif earlier is not None:
       keys, values = (jnp.concatenate(pair, 2) for pair in zip(earlier, (k, v), strict=True))
     y = x + self.attention(q, keys, values, mask, prefix, gate)

@@ -2,10 +2,12 @@
 
 Heads, columns of the MLP, experts and the vocabulary are spread over "model", rows of a batch over
 "data"; every product with spread columns is followed by one with spread rows. After the last
-product, a device holds some of the nodes, each with its whole vocabulary.
+product, a device holds some of the nodes, each with its whole vocabulary. A mesh for training may
+have a third axis "sequence", which spreads the tokens of rows; weights lie whole along it.
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +18,9 @@ from jax.tree_util import DictKey
 
 from specjax.base import Params
 from specjax.kernels.platform import mesh_axis
+from specjax.models import ring
 
+AXES = {"data": "ROWS", "model": "COLUMNS"}  # and what they spread
 COLUMNS, ROWS = PartitionSpec("model"), PartitionSpec(None, "model")  # of weights [out, in]
 KV_CACHE = PartitionSpec("data", "model")  # [B, K, S, C]
 _FUSED = {
@@ -36,32 +40,36 @@ _OF_WEIGHT = (
 _OF_HEAD = "embedding", "lm_head", "fc", "projection"
 
 
-def mesh(data: int = 1, model: int = 1) -> Mesh:
-  """A mesh of the first data * model devices, for `Model.on` and `jax.set_mesh`.
+def mesh(data: int = 1, model: int = 1, sequence: int = 1) -> Mesh:
+  """A mesh of the first data * model * sequence devices, for `Model.on` and `jax.set_mesh`.
 
-  `data` divides a batch's rows, `model` heads and columns. ValueError: there are fewer devices.
+  `data` divides a batch's rows, `model` heads and columns, `sequence` the tokens of rows in the
+  training of heads, see `models.ring`. ValueError: there are fewer devices.
   """
-  count, devices = data * model, jax.devices()
-  if min(data, model) < 1 or count > len(devices):
+  sizes = {"data": data, "model": model} | ({ring.AXIS: sequence} if sequence != 1 else {})
+  count, devices = math.prod(sizes.values()), jax.devices()
+  if min(sizes.values()) < 1 or count > len(devices):
+    *few, last = (f"`{axis}`" for axis in sizes)
+    *numbers, end = map(str, sizes.values())
     raise ValueError(
-      f"`data` and `model` must be at least 1, and together at most the {len(devices)} devices "
-      f"there are, got {data} and {model}."
+      f"{', '.join(few)} and {last} must be at least 1, and together at most the {len(devices)} "
+      f"devices there are, got {', '.join(numbers)} and {end}."
     )
-  axes = (AxisType.Auto,) * 2
-  return jax.make_mesh((data, model), ("data", "model"), axes, devices=devices[:count])
+  axes = (AxisType.Auto,) * len(sizes)
+  return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axes, devices=devices[:count])
 
 
-def named_mesh(text: str) -> Mesh:
+def named_mesh(text: str, axes: Mapping[str, str] = AXES) -> Mesh:
   """The mesh of a text such as data=2,model=4; an axis that is left out has one device.
 
-  ValueError: the text says something else, or there are fewer devices.
+  `axes` are those that there may be, and what they spread. ValueError: the text says something
+  else, or there are fewer devices.
   """
   sizes = dict(part.partition("=")[::2] for part in text.split(","))
-  sound = all(size.isdecimal() for size in sizes.values()) and sizes.keys() <= {"data", "model"}
+  sound = all(size.isdecimal() for size in sizes.values()) and sizes.keys() <= axes.keys()
   if not sound or len(sizes) != text.count(",") + 1:
-    raise ValueError(
-      f"`mesh` must be data=ROWS,model=COLUMNS, such as data=2,model=4, got {text!r}."
-    )
+    form = ",".join(map("=".join, axes.items()))
+    raise ValueError(f"`mesh` must be {form}, such as data=2,model=4, got {text!r}.")
   return mesh(**{axis: int(size) for axis, size in sizes.items()})
 
 
@@ -160,7 +168,8 @@ def place_head(params: Params) -> Params:
 
 def check_mesh(mesh: Mesh) -> None:
   """Raises ValueError for a mesh whose axes are not "data" and "model", both Auto."""
-  if set(mesh.axis_names) != {"data", "model"} or set(mesh.axis_types) != {AxisType.Auto}:
+  names = set(mesh.axis_names) - {ring.AXIS}
+  if names != {"data", "model"} or set(mesh.axis_types) != {AxisType.Auto}:
     raise ValueError(
       '`mesh` must have the axes "data" and "model", both AxisType.Auto, got '
       f"{dict(zip(mesh.axis_names, mesh.axis_types, strict=True))}."
@@ -168,13 +177,15 @@ def check_mesh(mesh: Mesh) -> None:
 
 
 def dealt(tree: Any) -> Any:
-  """Arrays [B, ..] with their rows over "data" where a mesh is set whose axis divides them."""
+  """Arrays [B, T, ..] with their rows over "data", and tokens over "sequence", where a mesh is set
+  whose axes divide them."""
   mesh = jax.sharding.get_mesh()
   if mesh.empty:
     return tree
 
   def deal(x: Any) -> Array:
-    return jax.device_put(x, NamedSharding(mesh, PartitionSpec(mesh_axis("data", len(x)))))
+    axes = mesh_axis("data", len(x)), mesh_axis(ring.AXIS, x.shape[1])
+    return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*axes)))
 
   return jax.tree.map(deal, tree)
 

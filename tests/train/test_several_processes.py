@@ -17,6 +17,7 @@ from options import changed, words
 
 from specjax import distributed
 from specjax.heads.eagle import EagleConfig
+from specjax.heads.eagle3 import Eagle3Config
 from specjax.heads.medusa import MedusaConfig
 from specjax.train import heads
 from specjax.train.recipe.run import count_lines
@@ -116,6 +117,18 @@ def test_a_mesh_trains_what_one_device_does(head, alone, tmp_path):
   agree(runs[1].out, runs[0].out)
   files = [pathlib.Path(config.out, "answers.jsonl").read_text() for config in runs]
   assert files[0] == files[1]
+
+
+@pytest.mark.slow
+def test_devices_that_share_the_tokens_of_rows_train_what_one_does(tiny_heads, tmp_path):
+  """61 tokens and 15 positions of a row, which four devices do not divide, and a window."""
+  alone = changed(tiny_heads, out=str(tmp_path / "one"), steps=6, save_every=6)
+  alone = changed(alone, head=Eagle3Config(depth=2, window=8), length=61, points=15)
+  heads.main(alone)
+  answers = str(tmp_path / "one" / "answers.jsonl")
+  together = changed(alone, out=str(tmp_path / "four"), answers=answers, mesh="data=2,sequence=4")
+  heads.main(together)
+  agree(together.out, alone.out)
 
 
 @pytest.mark.full

@@ -11,6 +11,7 @@ import tyro
 from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax import checks
+from specjax.models import ring
 from specjax.models.config import Experts, GatedDelta, Kind
 
 
@@ -123,7 +124,7 @@ class Training:
     fsdp: whether each device holds a part of the trained weights and their moments, which are
       gathered where they are used (ZeRO), and not all of them.
     mesh: devices that share the rows of a batch and the weights of a frozen target, as
-      data=2,model=4, in place of `devices`.
+      data=2,model=4, in place of `devices`; for heads also the tokens of a row, as sequence=4.
     log_to: where the metrics go besides metrics.jsonl: tensorboard (events in tensorboard/ of the
       run), wandb or trackio, each by a package that is to be installed.
     profile: number of steps, from the third on, of which jax.profiler keeps a trace in profile/.
@@ -149,7 +150,8 @@ class Training:
   def shardings(self) -> tuple[NamedSharding, NamedSharding]:
     """(the sharding of a batch, whose rows are split over the devices; that of everything else).
 
-    Where a mesh is set, its axis "data" splits the rows.
+    Where a mesh is set, its axis "data" splits the rows, and "sequence", if it has one, the tokens
+    of arrays [B, T, ..].
 
     Raises:
       ValueError: there are too few devices, or the batch cannot be dealt to them.
@@ -163,7 +165,8 @@ class Training:
           f"`batch` must be a multiple of data={mesh.shape['data']} times parts={self.parts} with "
           f"mesh={self.mesh!r}, got {self.batch}."
         )
-      return NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+      axes = [axis for axis in ("data", ring.AXIS) if axis in mesh.axis_names]
+      return NamedSharding(mesh, PartitionSpec(*axes)), NamedSharding(mesh, PartitionSpec())
     there = len(jax.devices())
     count = self.devices or max(n for n in range(1, there + 1) if together % n == 0)
     if count > there or together % count:

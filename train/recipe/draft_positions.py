@@ -17,6 +17,7 @@ from specjax.data.packing import PackedRows
 from specjax.heads import draft_vocabulary, drafting
 from specjax.heads.base import Examples, Head, LossWeights
 from specjax.heads.parallel import Frames
+from specjax.models import ring
 from specjax.models.linear import linear
 from specjax.models.sharding import on_all
 from specjax.models.transformer import Transformer
@@ -60,19 +61,27 @@ class PositionSource:
   ):
     """`rows` are [R, T], their features [R, T, E], or None, for the step to compute them.
 
-    `points` is M.
+    `points` is M. Where a mesh is set that spreads the tokens of rows, a batch has as much padding
+    behind its T and M as makes them even.
     """
-    self.rows, self.features, self.points, self.seed = rows, features, points, seed
-    self.labels, self.weight = candidates(rows, depth)
+    self.features, self.points, self.seed = features, points, seed
+    self.length, self.width = (ring.filled(n) for n in (rows.tokens.shape[1], points))
+    self.rows = PackedRows(*map(self._wide, rows))
+    self.labels, self.weight = candidates(self.rows, depth)
     self.useful = [np.flatnonzero(x) for x in self.weight[:, :, 0]]
+
+  def _wide(self, x: np.ndarray) -> np.ndarray:
+    """An array [.., T, ..] with zeros behind T, which no earlier token sees."""
+    more = self.length - x.shape[1]
+    return np.pad(x, [(0, more if i == 1 else 0) for i in range(x.ndim)]) if more else x
 
   def take(self, turns: Sequence[tuple[int, np.ndarray]], batch: int) -> Batch:
     """The batch of up to B turns, each a row and up to M positions of it."""
-    at, real = (np.zeros((batch, self.points), kind) for kind in (int, bool))
+    at, real = (np.zeros((batch, self.width), kind) for kind in (int, bool))
     chosen = np.zeros(batch, int)
     for b, (r, points) in enumerate(turns):
       chosen[b], at[b, : len(points)], real[b, : len(points)] = r, points, True
-    features: Any = jax.tree.map(lambda x: np.asarray(x[chosen]), self.features)
+    features: Any = jax.tree.map(lambda x: self._wide(np.asarray(x[chosen])), self.features)
     tokens, position, segment, _ = (x[chosen] for x in self.rows)
     examples = Examples(tokens, position, segment, features, at.astype(np.int32))  # type: ignore[arg-type]  # numpy until it is on the device
     row = chosen[:, None]
@@ -124,7 +133,7 @@ class Objective:
     if self.network is not None:
       found = forward.read(self.network, target_params, examples, self.head.hidden_layers)
       # First they stay as the target leaves them, or XLA would gather its weights to spread rows.
-      found = jax.lax.optimization_barrier(distributed.shard_batch(jax.lax.stop_gradient(found)))
+      found = jax.lax.optimization_barrier(distributed.shard_texts(jax.lax.stop_gradient(found)))
       examples = examples._replace(features=found)
     return distributed.shard_over_all(batch._replace(examples=examples))
 

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from specjax.data import resume
 from specjax.data.resume import count_lines as count_lines
 from specjax.data.resume import keep_lines as keep_lines
 from specjax.data.resume import write_json
-from specjax.models.sharding import named_mesh
+from specjax.models import sharding
 from specjax.train.recipe import options, trackers
 from specjax.train.recipe.config import check
 
@@ -26,14 +26,17 @@ _FREE = (
 )  # fmt: skip
 
 
-def on_mesh(main: Callable[..., None]) -> Callable[..., None]:
-  """A trainer's `main(config, ..)` under the mesh that its options name."""
+def on_mesh(
+  main: Callable[..., None], axes: Mapping[str, str] = sharding.AXES
+) -> Callable[..., None]:
+  """A trainer's `main(config, ..)` under the mesh that its options name, which may have `axes`."""
 
   @switches.hold
   @functools.wraps(main)
   def under(config: Any, *others: Any, **more: Any) -> None:
     text = config.training.mesh
-    with contextlib.nullcontext() if text is None else jax.set_mesh(named_mesh(text)):
+    mesh = None if text is None else sharding.named_mesh(text, axes)
+    with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
       main(config, *others, **more)
 
   return under
