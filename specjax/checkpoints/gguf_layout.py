@@ -81,8 +81,8 @@ def _heads(c: Config, parts: list[Fusion]) -> list[Fusion]:
 
 
 def recurrent(c: Config) -> GatedDelta | None:
-  """The sizes of its recurrent layers, or None where there is none."""
-  return next((kind.gated_delta for kind in c.kinds if kind.gated_delta is not None), None)
+  """The sizes of its Gated DeltaNets, or None where there is none."""
+  return next((x.recurrence for x in c.kinds if isinstance(x.recurrence, GatedDelta)), None)
 
 
 def layout(table: Layout, c: Config, theirs: Callable[[str], str]) -> Layout:

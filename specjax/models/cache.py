@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from specjax.base import KV, Cache, Evaluation, Params, Target
 from specjax.kernels.platform import mesh_axis
 from specjax.kernels.tree_attention import Paged
-from specjax.models.gated_delta import State
+from specjax.models.recurrence import State
 
 Index = int | Array
 UNROLLED = 4  # rows; with 8 a program took 1.7 times as long to compile as with 1
