@@ -66,8 +66,10 @@ def _begun(config: Config, kv: KV, length: Array, capacity: int) -> Cache:
   B, _, T, _ = kv.v[0].shape
 
   def empty(i: int) -> State | None:
-    own = config.of_layer(i).recurrence
-    return None if own is None else recurrence.begun(kv.k[i], kv.v[i], own.kernel)
+    own, nodes = config.of_layer(i).recurrence, kv.k[i]
+    if own is None or not isinstance(nodes, Nodes):
+      return None
+    return recurrence.begun(nodes, kv.v[i], own.kernel)
 
   states = list(map(empty, range(config.layers)))
   path = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
