@@ -26,19 +26,7 @@ def evaluate(
   mask: Array,
   goes_on: Array | None = None,
 ) -> tuple[Array, Nodes]:
-  """All nodes of a tree, or of a forest, at once: a rule of `recurrence`.
-
-  Args:
-    memory: f32[B, H, C, F], before the nodes.
-    q, k: f32[B, K, N, C].
-    v: f32[B, H, N, F].
-    gate, rate: f32[B, H, N], the logarithms of a, and b.
-    mask: bool[B, N, N], j is i or above it; parents come first.
-    goes_on: bool[B, N], whether what a node sees begins with `memory`; None for all.
-
-  Returns:
-    (what the nodes read, f32[B, H, N, F], what they leave)
-  """
+  """The rule, as `recurrence` has it; gate and rate f32[B, H, N] are the logarithms of a, and b."""
   key = k
   q, k = (jnp.repeat(x, v.shape[1] // x.shape[1], axis=1) for x in (q, k))
   decay, kept = decays(gate, mask, goes_on)

@@ -329,25 +329,6 @@ def test_steps_of_time_within_limits_come_back(tmp_path):
   assert hf.load(tmp_path / "again").config == found.config
 
 
-def test_limits_of_steps_are_those_of_transformers(tmp_path, transformers):  # noqa: F811
-  """Over a text; token by token its program does not know them."""
-  found = hf.load(directory_of("granite4_hybrid", tmp_path, time_step_limit=[0.6, 0.8]))
-  want = torch_logits(transformers, tmp_path, IDS)
-  np.testing.assert_allclose(logits_of(found.config, found.params, IDS), want, atol=5e-6)
-  assert np.abs(want - logits_of(*loaded("granite4_hybrid")[:2], IDS)).max() > 1e-3
-
-
-def test_granite_4_without_experts_is_read(tmp_path, transformers):  # noqa: F811
-  """Mamba-2 beside a dense MLP, rotary embedding and biases, with widths that are left to them."""
-  changes = {"num_local_experts": 0, "position_embedding_type": "rope", "attention_bias": True}
-  changes |= {"mamba_d_head": "auto", "layer_types": ["linear_attention", "full_attention"]}
-  found = hf.load(directory_of("granite4_hybrid", tmp_path, **changes))
-  want = torch_logits(transformers, tmp_path, IDS)
-  np.testing.assert_allclose(logits_of(found.config, found.params, IDS), want, atol=5e-6)
-  hf.save(tmp_path / "again", found.config, found.params, dtype=jnp.float32)
-  np.testing.assert_allclose(torch_logits(transformers, tmp_path / "again", IDS), want, atol=5e-6)
-
-
 @pytest.mark.parametrize(
   ("model_type", "words"),
   [
