@@ -21,6 +21,7 @@ from specjax.checkpoints.hf_gemma3n import GEMMA3N
 from specjax.checkpoints.hf_gemma4 import GEMMA4
 from specjax.checkpoints.hf_glm import GLM
 from specjax.checkpoints.hf_gpt_oss import GPT_OSS
+from specjax.checkpoints.hf_granite import GRANITE
 from specjax.checkpoints.hf_layout import (
   HF,
   LLADA,
@@ -99,6 +100,7 @@ def _of_row(row: Row) -> Family:
 ROWS: dict[str, Row] = (
   GEMMA
   | NORMS_AFTER
+  | GRANITE
   | NEAR_LLAMA
   | GLM
   | COHERE
@@ -136,7 +138,7 @@ FAMILIES[hf_parscale.FAMILY] = Family(
 # What a network of these would need.
 _MISSING = {
   "cohere": "LayerNorm on q and k",
-  "falcon_h1": "Mamba layers",
+  "falcon_h1": "attention and Mamba-2 beside each other in a layer",
 }
 
 

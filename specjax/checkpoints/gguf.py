@@ -30,6 +30,7 @@ from specjax.checkpoints.hf import Checkpoint
 from specjax.checkpoints.hf_layout import Fusion, Stack, assemble, joined
 from specjax.checkpoints.llama2c import halves
 from specjax.checkpoints.stored import room
+from specjax.models.config import GatedDelta
 from specjax.models.weights import Matrix
 
 _SIZE = functools.partial(checks.whole, least=1)
@@ -265,7 +266,7 @@ def load(
     found = [tensors[name] for name, *_ in stored]
     kinds = {gguf_delta.part_of(name) for name, *_ in stored}
     moved = gguf_layout.TURNED in kinds or any(part.grouped for part in parts)
-    moved |= delta is not None and any(map(gguf_delta.is_recurrent, kinds))
+    moved |= isinstance(delta, GatedDelta) and any(map(gguf_delta.is_recurrent, kinds))
     if moved or all(x.tensor_type in gguf_groups.FLOATS for x in found):
       return {}  # groups of inputs would be groups of outputs, or rows lie otherwise
     for x in found:

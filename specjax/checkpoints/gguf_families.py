@@ -88,6 +88,15 @@ _DELTA: Keys = {
   "full_attention_interval": (_SIZE, "full_attention_interval"),
   "nextn_predict_layers": (checks.whole, "num_nextn_predict_layers"),
 }  # fmt: skip
+_MAMBA: Keys = {
+  "ssm.conv_kernel": (_SIZE, "mamba_d_conv"), "ssm.state_size": (_SIZE, "mamba_d_state"),
+  "ssm.group_count": (_SIZE, "mamba_n_groups"), "ssm.time_step_rank": (_SIZE, "mamba_n_heads"),
+  "ssm.inner_size": (_SIZE, "mamba_inner"),
+  "attention.head_count_kv": (tuple[int, ...], "key_heads"),
+  "expert_count": (checks.whole, "num_local_experts"),
+  "expert_used_count": (checks.whole, "num_experts_per_tok"),
+  "expert_shared_feed_forward_length": (_SIZE, "shared_intermediate_size"),
+}  # fmt: skip
 _SPREAD: Keys = {"rope.scaling.yarn_log_multiplier": (_NUMBER, "mscale_all_dim")}
 _BY_INPUT: Keys = {
   "expert_count": (_SIZE, "num_local_experts"), "expert_used_count": (_SIZE, "num_experts_per_tok"),
@@ -174,6 +183,18 @@ def _granite(raw: Mapping[str, Any]) -> dict[str, Any]:
   }  # fmt: skip
 
 
+def _granite_hybrid(raw: Mapping[str, Any]) -> dict[str, Any]:
+  """Layers without key heads are those of Mamba-2."""
+  inner, heads = raw["mamba_inner"], raw["key_heads"]
+  own = {"num_local_experts": 0, "shared_intermediate_size": raw["intermediate_size"]}
+  return own | dict(raw) | {
+    "head_dim": _head(raw), "num_key_value_heads": max(heads, default=0),
+    "layer_types": ["attention" if count else "mamba" for count in heads],
+    "position_embedding_type": "rope" if raw.get("position_embedding_type", True) else None,
+    "mamba_d_head": inner // raw["mamba_n_heads"], "mamba_expand": inner // raw["hidden_size"],
+  }  # fmt: skip
+
+
 def _llama4(raw: Mapping[str, Any]) -> dict[str, Any]:
   """The model of 128 experts has no norms of q and k."""
   return _usual(raw) | {"use_qk_norm": raw["num_local_experts"] != 128}
@@ -227,6 +248,10 @@ ARCHITECTURES: dict[str, Architecture] = {
   "chatglm": Architecture("glm", {}, {}, _in_part),
   "glm4": Architecture("glm4", {}, {}, _in_part),
   "granite": Architecture("granite", {}, _SCALES, _granite, pairs=True),
+  "granitehybrid": Architecture(
+    "granitemoehybrid", {}, _SCALES | _MAMBA, _granite_hybrid, pairs=True, told={},
+    needed=(*_RECURRENT, "attention.head_count_kv"),
+  ),
   "smollm3": Architecture("smollm3", {}, {}, _usual, pairs=True),
   "cohere2": Architecture(
     "cohere2", {}, _WINDOW | {"logit_scale": (_NUMBER, "logit_scale")}, _windows,

@@ -13,15 +13,17 @@ from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
 from specjax.checkpoints import gguf_delta
 from specjax.checkpoints.files import Shapes
 from specjax.checkpoints.hf_layout import Fusion, Layout, Stack
-from specjax.models.config import Config, GatedDelta
+from specjax.models.config import Config, GatedDelta, Mamba
 
 _KINDS = (".weight", ".bias")
 _NUMBER = re.compile(r"\.experts\.(\d+)\.")
+_STACKED = {"input_linear.weight": "gate_up", "output_linear.weight": "down"}
 _WHOLE = re.compile(r"(.*\.experts\.)(gate_up|down)_proj(_bias)?")
 # Stacks of matrices, beside those of experts: of latents' heads, and of streams.
 _STACKS = ("attn_k_b", "attn_v_b", "altup_proj", "altup_unembd_proj")
 _STREAMS = re.compile(r"(model\.altup_(?:unembed_)?projections)\.(\d+)\.weight")
 # Of Gemma 4's router, and of the experts that it chooses.
+_STEP = re.compile(r"(linear_attn|mamba)\.dt_bias")
 _SCALE = re.compile(r"model\.layers\.(\d+)\.router\.(scale|per_expert_scale)")
 _OF_ROUTER = {"scale": "ffn_gate_inp.scale", "per_expert_scale": "ffn_down_exps.scale"}
 TURNED = "attn_k_b"
@@ -37,7 +39,7 @@ def names(architecture: str, layers: int) -> Callable[[str], str]:
   def theirs(name: str) -> str:
     if found := _SCALE.fullmatch(name):
       return f"blk.{found[1]}.{_OF_ROUTER[found[2]]}"
-    name = name.replace("linear_attn.dt_bias", "linear_attn.dt_proj.bias")
+    name = _STEP.sub(r"\1.dt_proj.bias", name)
     if found := _STREAMS.fullmatch(name):
       return f"{table.get_name(found[1])}.weight#{found[2]}"
     plain, _, number = name.partition("#")
@@ -46,7 +48,7 @@ def names(architecture: str, layers: int) -> Callable[[str], str]:
     own = table.get_name(re.sub("_bias$", ".bias", plain), _KINDS)
     if own is None:
       return name
-    own = own if own.endswith((*_KINDS, gguf_delta.SLOPE)) else f"{own}.weight"
+    own = own if own.endswith((*_KINDS, gguf_delta.SLOPE, gguf_delta.SKIP)) else f"{own}.weight"
     return f"{own}#{number}" if number else own
 
   return theirs
@@ -80,16 +82,32 @@ def _heads(c: Config, parts: list[Fusion]) -> list[Fusion]:
   ]
 
 
-def recurrent(c: Config) -> GatedDelta | None:
+def _granite(c: Config, parts: list[Fusion]) -> list[Fusion]:
+  """The MLPs of Granite 4 by the names of others, gates and ups apart."""
+  stem, _, last = parts[0].name.partition("block_sparse_moe.")
+  if last in _STACKED:
+    return [parts[0]._replace(name=f"{stem}mlp.experts.{_STACKED[last]}_proj")]
+  stem, found, last = parts[0].name.partition("shared_mlp.")
+  if not found:
+    return parts
+  own = f"{stem}mlp." if c.experts is None else f"{stem}mlp.shared_expert."
+  names = ("gate", "up") if last == "input_linear.weight" else ("down",)
+  return [
+    part._replace(name=f"{own}{name}_proj.weight", first=0)
+    for part, name in zip(parts, names, strict=True)
+  ]
+
+
+def recurrent(c: Config) -> GatedDelta | Mamba | None:
   """The sizes of its recurrent layers, or None where there is none."""
-  return next((kind.gated_delta for kind in c.kinds if kind.gated_delta is not None), None)
+  return next((kind.recurrence for kind in c.kinds if kind.recurrence is not None), None)
 
 
 def layout(table: Layout, c: Config, theirs: Callable[[str], str]) -> Layout:
   """A family's layout of a config, by the names that `names` gives; norms of Gemma hold 1 + w."""
   made: Layout = {}
   for path, parts in table.items():
-    own = gguf_delta.apart(_heads(c, _experts(c, parts)), recurrent(c))
+    own = gguf_delta.apart(_heads(c, _experts(c, _granite(c, parts))), recurrent(c))
     own[:] = [part._replace(name=theirs(part.name), less=0.0) for part in own]
     made[path] = own
   return made

@@ -75,6 +75,9 @@ _OF_ROWS = {
     "num_experts", "num_experts_per_tok", "moe_intermediate_size",
     {"count": 60, "chosen": 4, "width": 1408, "normalised": False},
   ),
+  "granitemoehybrid": Keys(
+    "num_local_experts", "num_experts_per_tok", "intermediate_size", {"count": 8, "chosen": 2}
+  ),
   "qwen3_next": Keys(
     "num_experts", "num_experts_per_tok", "moe_intermediate_size",
     {"count": 512, "chosen": 10, "width": 512, "normalised": True},

@@ -17,7 +17,7 @@ from specjax.base import Params
 from specjax.checkpoints.files import Shapes, Tensors
 from specjax.checkpoints.stored import room
 from specjax.models import sharding
-from specjax.models.config import Config, Experts, GatedDelta, Streams
+from specjax.models.config import Config, Experts, GatedDelta, Mamba, Streams
 from specjax.models.groups import Groups, concatenate
 from specjax.models.weights import Matrix, parameter
 
@@ -199,8 +199,11 @@ def block(
     return Fusion(f"{theirs}.{name}.{kind}", shape)
 
   table: Layout = {}
-  if c.gated_delta is not None:
-    table |= delta_net(c.gated_delta, E, (*ours, "delta_net"), of, names)
+  attends = c.recurrence is None
+  if isinstance(c.recurrence, GatedDelta):
+    table |= delta_net(c.recurrence, E, (*ours, "recurrence"), of, names)
+  elif isinstance(c.recurrence, Mamba):
+    table |= mamba(c.recurrence, E, (*ours, "recurrence"), of, names)
   elif c.latent is not None:
     table |= _latent(c, (*ours, "latents"), of, names)
   elif c.source is not None or c.keys_as_values:
@@ -211,7 +214,7 @@ def block(
       of(name, rows, inputs or E)._replace(first=first)
       for (name, rows), first in zip(qkv, starts, strict=True)
     ]
-  if c.gated_delta is None:
+  if attends:
     table[*ours, "out"] = [of(names["out"], E, c.heads * (c.latent.value if c.latent else C))]
   if c.experts is not None:
     table |= sparse(c.experts, E, (*ours, "experts"), of, names)
@@ -236,11 +239,11 @@ def block(
   table |= {(*ours, x, "weight"): [of(names[x], E)] for x in norms}
   if c.sinks:
     table[*ours, "sinks"] = [_named(of, names["sinks"], c.heads)]
-  if c.out_bias:
+  if c.out_bias and attends:
     table[*ours, "out_bias"] = [of(names["out"], E, kind="bias")]
-  if c.qkv_bias:
+  if c.qkv_bias and attends:
     table[*ours, "qkv_bias"] = [of(name, rows, kind="bias") for name, rows in qkv]
-  if c.qk_norm and c.gated_delta is None:
+  if c.qk_norm and attends:
     heads = {"q_norm": c.heads, "k_norm": c.kv_heads} if c.wide_qk_norm else {}
     for x in ("q_norm",) if c.source is not None else ("q_norm", "k_norm"):
       table[*ours, x, "weight"] = [of(names[x], C * heads.get(x, 1))]
@@ -304,6 +307,24 @@ def delta_net(
   }
 
 
+def mamba(
+  c: Mamba, E: int, ours: tuple[str, ...], of: Callable[..., Fusion], names: Names
+) -> Layout:
+  """A recurrent layer of Mamba-2, whose projections in are one tensor."""
+  H, inner = c.heads, c.heads * c.head_dim
+  X = inner + 2 * c.groups * c.state
+  return {
+    (*ours, "zxbct"): [of(names["mamba_in"], inner + X + H, E)],
+    (*ours, "kernel"): [of(names["mamba_kernel"], X, 1, c.kernel)],
+    (*ours, "kernel_bias"): [of(names["mamba_kernel"], X, kind="bias")],
+    (*ours, "log_slope"): [_named(of, names["mamba_log_slope"], H)],
+    (*ours, "time_bias"): [_named(of, names["mamba_time_bias"], H)],
+    (*ours, "skip"): [_named(of, names["mamba_skip"], H)],
+    (*ours, "norm"): [of(names["mamba_norm"], inner)],
+    (*ours, "out"): [of(names["mamba_out"], E, inner)],
+  }
+
+
 def _named(of: Callable[..., Fusion], name: str, *shape: int) -> Fusion:
   """A tensor whose whole name is given, which may end otherwise than ".weight"."""
   name, _, kind = name.rpartition(".")
@@ -319,6 +340,9 @@ def sparse(
   table: Layout = {(*ours, "router"): [of(names["router"], c.count, E)]}
   if "experts_in" in names:
     table |= _whole(c, E, ours, of, names)
+  elif "experts_gate_up" in names:
+    table[*ours, "expert_gate_up"] = [of(names["experts_gate_up"], c.count, 2 * F, E)]
+    table[*ours, "expert_down"] = [of(names["experts_down"], c.count, E, F)]
   else:
     table[*ours, "expert_gate_up"] = Stack(
       [[of(names[x].format(e), F, E) for x in inner] for e in range(c.count)]
@@ -331,7 +355,9 @@ def sparse(
   if c.router == "relu":
     table[*ours, "router_norm", "weight"] = [of(names["router_norm"], c.count)]
   if S:
-    shared = [of(names["shared_gate"], S, E), of(names["shared_up"], S, E)]
+    up = of(names["shared_up"], S, E)
+    up = up._replace(first=S if names["shared_gate"] == names["shared_up"] else 0)
+    shared = [of(names["shared_gate"], S, E), up]
     table[*ours, "shared", "gate_up"] = shared
     table[*ours, "shared", "down"] = [of(names["shared_down"], E, S)]
   if c.shared_gate:

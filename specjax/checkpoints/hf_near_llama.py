@@ -1,5 +1,4 @@
-"""Families that differ from Llama in a detail: SmolLM3, Granite 3 and 4, Seed-OSS, Phi-3, ERNIE 4.5
-and Helium."""
+"""Families that differ from Llama in a detail: SmolLM3, Seed-OSS, Phi-3, ERNIE 4.5 and Helium."""
 
 import dataclasses
 import functools
@@ -7,18 +6,13 @@ from typing import Any
 
 from specjax import checks
 from specjax.checkpoints.hf_layout import HF
-from specjax.checkpoints.hf_rows import FULL, Found, Row, alike, kinds_of
+from specjax.checkpoints.hf_rows import Found, Row, alike, kinds_of
 from specjax.models.config import Config
 
-_NUMBER = functools.partial(checks.number, above=0)
 _WINDOW = functools.partial(checks.whole, least=1)
 _FUSED = HF | dict.fromkeys("qkv", "self_attn.qkv_proj") | dict.fromkeys(
   ("gate", "up"), "mlp.gate_up_proj"
 )  # fmt: skip
-_MULTIPLIERS = {
-  "embedding_multiplier": "embedding_scale", "residual_multiplier": "residual_scale",
-  "attention_multiplier": "attention_scale",
-}  # fmt: skip
 
 
 def _smollm3(found: Found) -> dict[str, Any]:
@@ -38,39 +32,6 @@ def _smollm3(found: Found) -> dict[str, Any]:
 def _write_smollm3(c: Config) -> dict[str, Any]:
   turns = [int(kind.rotary_dim != 0) for kind in kinds_of(c)]
   return {"attention_bias": c.qkv_bias, "no_rope_layers": turns}
-
-
-def _granite(found: Found) -> dict[str, Any]:
-  own = {ours: float(found.known.get(key, 1)) for key, ours in _MULTIPLIERS.items()}
-  own["logit_scale"] = 1 / found.known.get("logits_scaling", 1)
-  bias = found.known.get("attention_bias", False)
-  return own | {"out_bias": bias} | found.rope().fields
-
-
-def _write_granite(c: Config) -> dict[str, Any]:
-  own = {key: getattr(c, ours) for key, ours in _MULTIPLIERS.items()}
-  return own | {"logits_scaling": round(1 / c.logit_scale, 9), "attention_bias": c.qkv_bias}
-
-
-def _granite4(found: Found) -> dict[str, Any]:
-  """Of the hybrid family the models without Mamba layers and experts."""
-  types = found.known.get("layer_types", ())
-  if not types or set(types) - {FULL, "attention"}:
-    said = f"{FULL} in all layers: Mamba layers are missing"
-    checks.refuse(f"{found.where}: layer_types", types or None, said)
-  if count := found.known.get("num_local_experts", 8):
-    checks.refuse(f"{found.where}: num_local_experts", count, "0: experts are missing")
-  turns = found.known.get("position_embedding_type") == "rope"
-  own = _granite(found) | {"mlp_width": found.known.get("shared_intermediate_size", 1024)}
-  return own if turns else own | {"rotary_dim": 0}
-
-
-def _write_granite4(c: Config) -> dict[str, Any]:
-  return _write_granite(c) | {
-    "layer_types": [FULL] * c.layers, "shared_intermediate_size": c.mlp_width,
-    "position_embedding_type": None if c.rotary_dim == 0 else "rope", "num_local_experts": 0,
-    "mamba_n_heads": 1,  # of layers that are not there; it has to divide a width
-  }  # fmt: skip
 
 
 def _seed_oss(found: Found) -> dict[str, Any]:
@@ -110,24 +71,6 @@ def _helium(found: Found) -> dict[str, Any]:
 
 
 NEAR_LLAMA = {
-  "granite": Row(
-    "GraniteForCausalLM", HF, _granite, _write_granite,
-    {**dict.fromkeys((*_MULTIPLIERS, "logits_scaling"), _NUMBER), "attention_bias": bool},
-  ),
-  "granitemoehybrid": Row(
-    "GraniteMoeHybridForCausalLM",
-    HF
-    | dict.fromkeys(("gate", "up"), "shared_mlp.input_linear")
-    | {"down": "shared_mlp.output_linear"},
-    _granite4,
-    _write_granite4,
-    {
-      **dict.fromkeys((*_MULTIPLIERS, "logits_scaling"), _NUMBER),
-      "attention_bias": bool, "layer_types": tuple[str, ...], "position_embedding_type": str,
-      "shared_intermediate_size": _WINDOW, "num_local_experts": checks.whole,
-    },
-    idle={"mamba_*": ..., "num_experts_per_tok": ..., "time_step_limit": ...},
-  ),
   "seed_oss": Row(
     "SeedOssForCausalLM", HF, _seed_oss, _write_seed_oss,
     {"attention_bias": bool, "attention_out_bias": bool},

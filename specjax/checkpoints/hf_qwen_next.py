@@ -44,7 +44,7 @@ def _layers(found: Found) -> dict[str, Any]:
     checks.refuse(f"{where}: layer_types", types, several)
   sizes = {ours: known[key] for ours, key in _SIZES.items() if key in known}
   full = found.rope()
-  linear = dataclasses.replace(full, gated_delta=dataclasses.replace(_USUAL, **sizes))
+  linear = dataclasses.replace(full, recurrence=dataclasses.replace(_USUAL, **sizes))
   own = {"qk_norm": True, "attention_gate": True}
   return own | alike(full if each == FULL else linear for each in types)
 
@@ -60,12 +60,12 @@ def _sparse(found: Found, family: str) -> dict[str, Any]:
 
 
 def _write(c: Config) -> dict[str, Any]:
-  sizes = next((kind.gated_delta for kind in kinds_of(c) if kind.gated_delta is not None), None)
-  if sizes is None:
+  sizes = next((kind.recurrence for kind in kinds_of(c) if kind.recurrence is not None), None)
+  if not isinstance(sizes, GatedDelta):
     return {"layer_types": []}
   full = c.of_layer(c.last_attention)
   share = 1.0 if full.rotary_dim is None else full.rotary_dim / c.head_dim
-  types = [LINEAR if kind.gated_delta is not None else FULL for kind in kinds_of(c)]
+  types = [LINEAR if kind.recurrence is not None else FULL for kind in kinds_of(c)]
   written = {key: getattr(sizes, ours) for ours, key in _SIZES.items()}
   return written | {"layer_types": types, "partial_rotary_factor": share}
 

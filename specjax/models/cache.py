@@ -10,8 +10,8 @@ from jax import Array, lax
 from specjax.base import KV, Cache, Evaluation, Params, Target
 from specjax.kernels.tree_attention import Paged
 from specjax.models import pages
-from specjax.models.gated_delta import State
 from specjax.models.pages import PagedCache
+from specjax.models.recurrence import State
 from specjax.models.writing import Index, row_of, spread, written
 
 

@@ -1,6 +1,7 @@
 """The sizes and features of a network of the Llama family."""
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 from specjax import checks
@@ -154,7 +155,7 @@ class Streams:
 
 @dataclasses.dataclass(frozen=True)
 class GatedDelta:
-  """The sizes of a recurrent layer, see `models.delta_net`.
+  """The sizes of a recurrent layer that is a Gated DeltaNet, see `models.delta_net`.
 
   Attributes:
     key_heads, value_heads: K and H, a multiple of it.
@@ -177,6 +178,35 @@ class GatedDelta:
 
 
 @dataclasses.dataclass(frozen=True)
+class Mamba:
+  """The sizes of a recurrent layer of Mamba-2, see `models.mamba`.
+
+  Attributes:
+    heads, head_dim: H, and F, the width of a head.
+    state: C, how many numbers a head's memory has for each of the F (the paper's N).
+    groups: K of heads, each with B and C, and a norm, of its own.
+    kernel: how many tokens its convolution sees.
+    step: the least and the largest step of time.
+  """
+
+  heads: int
+  head_dim: int
+  state: int
+  groups: int = 1
+  kernel: int = 4
+  step: tuple[float, float] = (0.0, math.inf)
+
+  def __post_init__(self):
+    for name in ("heads", "head_dim", "state", "groups"):
+      checks.whole(name, getattr(self, name), 1)
+    checks.whole("kernel", self.kernel, 2)
+    if self.heads % self.groups:
+      checks.refuse("heads", self.heads, f"a multiple of groups={self.groups}")
+    if not 0 <= self.step[0] < self.step[1]:
+      checks.refuse("step", self.step, "two numbers, of which the first is at least 0 and smaller")
+
+
+@dataclasses.dataclass(frozen=True)
 class Kind:
   """What layers of one network may have each of its own; the fields are those of `Config`.
 
@@ -193,7 +223,7 @@ class Kind:
   mlp_width: int = 0
   keys_as_values: bool = False
   source: int | None = None
-  gated_delta: GatedDelta | None = None
+  recurrence: GatedDelta | Mamba | None = None
   sparsity: float = 0.0
 
   @property
@@ -230,7 +260,8 @@ class Config:
     experts: the sparse MLPs, or None where every layer has a dense one.
     kinds: one for each layer where layers differ, in place of the fields that it has; () where all
       are alike.
-    gated_delta: of a layer that is recurrent, in attention's place; never of all (Qwen3-Next).
+    recurrence: of a layer that is recurrent, in attention's place; never of all (Qwen3-Next,
+      Granite 4).
     attention_gate: whether attention's output is weighed by a sigmoid of its input (Qwen3-Next).
     norms: where attention and MLP have a norm: before them, on what they add (OLMo 2), "both"
       (Gemma 2 and later), or a "shared" one before both, which are then beside each other (Cohere).
@@ -299,7 +330,7 @@ class Config:
   embedding_scale: float = 1.0
   residual_scale: float = 1.0
   logit_scale: float = 1.0
-  gated_delta: GatedDelta | None = None
+  recurrence: GatedDelta | Mamba | None = None
   attention_gate: bool = False
   canvas: int | None = None
   layer_vocab: int | None = None
@@ -343,7 +374,7 @@ class Config:
       raise ValueError(f"`kinds` must be of {self.layers} layers, got {len(self.kinds)}.")
     if self.recurrent and (self.windows or not self.causal):
       raise ValueError("`kinds` must have no recurrent layer with a window, or causal=False.")
-    if self.recurrent and all(kind.gated_delta for kind in self.kinds):
+    if self.recurrent and all(kind.recurrence for kind in self.kinds):
       raise ValueError("`kinds` must have a layer of attention beside the recurrent ones.")
     if self.experts is not None:
       checks.whole("dense_layers", self.experts.dense_layers, most=self.layers - 1)
@@ -369,12 +400,12 @@ class Config:
   @property
   def recurrent(self) -> bool:
     """Whether some of its layers are."""
-    return any(kind.gated_delta for kind in self.kinds)
+    return any(kind.recurrence for kind in self.kinds)
 
   @property
   def last_attention(self) -> int:
     """The number of the last layer that attends."""
-    return max(i for i in range(self.layers) if self.of_layer(i).gated_delta is None)
+    return max(i for i in range(self.layers) if self.of_layer(i).recurrence is None)
 
   @property
   def windows(self) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """A layer of Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464), as Qwen3-Next has it.
 
 A short convolution, the gated delta rule, and a norm that is gated. The letters are those of
-`gated_delta`; E is the width of the stream.
+`recurrence`; E is the width of the stream.
 """
 
 import flax.linen as nn
@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from specjax.models import gated_delta
-from specjax.models.config import Config
-from specjax.models.gated_delta import Nodes, State
+from specjax.models import gated_delta, recurrence
+from specjax.models.config import Config, GatedDelta
 from specjax.models.linear import linear
 from specjax.models.lora import weight
+from specjax.models.recurrence import Nodes, State
 
 _INIT = nn.initializers.normal(0.02)
 
@@ -34,8 +34,8 @@ class GatedDeltaNet(nn.Module):
     Returns:
       ([B, N, E] to be added to the stream; the nodes, and their inputs [B, 1, N, X], for `commit`)
     """
-    c = self.config.gated_delta
-    assert c is not None
+    c = self.config.recurrence
+    assert isinstance(c, GatedDelta)
     B, N, E = x.shape
     K, H, C, F = c.key_heads, c.value_heads, c.key_dim, c.value_dim
     X = 2 * K * C + H * F
@@ -48,18 +48,16 @@ class GatedDeltaNet(nn.Module):
     gate = -jnp.exp(slope)[None, None] * nn.softplus(time)
 
     kernel = self.param("kernel", _INIT, (X, 1, c.kernel))[:, 0]
-    mixed = gated_delta.convolved(inputs, kernel, mask, None if state is None else state.window)
+    mixed = recurrence.convolved(inputs, kernel, mask, None if state is None else state.window)
     mixed = nn.silu(mixed).astype(jnp.float32)
     heads = jnp.split(mixed, np.cumsum([K * C, K * C]).tolist(), -1)
     q, k, v = (
       y.reshape(B, N, -1, width).swapaxes(1, 2) for y, width in zip(heads, (C, C, F), strict=True)
     )
     gate, rate = (y.swapaxes(1, 2) for y in (gate, nn.sigmoid(rate.astype(jnp.float32))))
-    arguments = _unit(q) * C**-0.5, _unit(k), v, gate, rate, mask
-    if state is None:
-      y, nodes = gated_delta.read(*arguments)
-    else:
-      y, nodes = gated_delta.evaluate(state.memory, *arguments)
+    y, nodes = recurrence.evaluated(
+      gated_delta.evaluate, state, mask, _unit(q) * C**-0.5, _unit(k), v, gate, rate
+    )
 
     y = y.swapaxes(1, 2)
     y = y * lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.config.norm_epsilon)

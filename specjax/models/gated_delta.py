@@ -1,105 +1,19 @@
 """The gated delta rule over trees (Yang et al. 2024, arXiv 2412.06464).
 
-A head's memory S [C, F] gives values for keys. Behind node i, whose parent is p, it is
-
-    S_i = a_i S_p + k_i u_i^T,    u_i = b_i (v_i - a_i S_p^T k_i),
-
-with a gate a_i in 0..1 and a rate b_i, and the node reads S_i^T q_i. With S the memory before all
-nodes, and c_i and D_ij the products of the gates down to i, from the root on and from behind j on,
+The update of node i, whose parent is p, is the rate b_i of what its value differs from what its
+key reads: u_i = b_i (v_i - a_i S_p^T k_i). With S the memory before all nodes, and c_i and D_ij the
+products of the gates down to i, from the root on and from behind j on,
 
     u_i + sum over j above i of b_i D_ij (k_i . k_j) u_j = b_i (v_i - c_i S^T k_i).
 
 This is a triangular system, for a node comes after its parent, with the mask of ancestors in place
-of the causal one. So one pass evaluates a tree, no node has a memory of its own, and the memory
-behind a path follows from the k, u and gates of its nodes.
-
-Letters: B batch, N nodes, K key heads, H value heads, a multiple of K, C and F the widths of a key
-and a value, X channels of the convolution, W its width, A rows of an accepted path.
+of the causal one. The letters are those of `recurrence`.
 """
 
-import dataclasses
-import functools
-
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-PIECE = 64  # tokens of a text that are one system
-_LEAST = -128.0  # of the logarithm of a gate, whose exponential is 0 from -104 on
-_dot = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class State:
-  """What a layer keeps of the committed text.
-
-  Attributes:
-    memory: f32[B, H, C, F].
-    window: [B, W - 1, X], the newest inputs of the convolution, in order; 0 before the text.
-  """
-
-  memory: Array
-  window: Array
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Nodes:
-  """What a pass leaves of its nodes, for `commit`.
-
-  Attributes:
-    key: f32[B, K, N, C], k.
-    update: f32[B, H, N, F], u.
-    gate: f32[B, H, N, 1], the logarithms of the gates.
-  """
-
-  key: Array
-  update: Array
-  gate: Array
-
-  def __getitem__(self, key) -> "Nodes":
-    """Of some of the nodes."""
-    return jax.tree.map(lambda x: x[key], self)
-
-
-def convolved(inputs: Array, kernel: Array, mask: Array, window: Array | None) -> Array:
-  """The causal convolution of each channel along a node's ancestors.
-
-  Args:
-    inputs: [B, N, X].
-    kernel: [X, W], the node's own weight last.
-    mask: bool[B, N, N], node i sees node j.
-    window: [B, W - 1, X], what is before the nodes, which are a tree; None before the text, or
-      several in a row.
-  """
-  N, W = inputs.shape[1], kernel.shape[1]
-  depth = mask.sum(2, dtype=jnp.int32) - 1
-  above = None if window is None else jnp.concatenate([window.astype(inputs.dtype), inputs], 1)
-  total = inputs * kernel[None, None, :, -1]
-  for d in range(1, min(W, N) if above is None else W):
-    if above is None:
-      seen = jnp.pad(jnp.diagonal(mask, -d, 1, 2), ((0, 0), (d, 0)))
-      found = jnp.where(seen[..., None], jnp.pad(inputs, ((0, 0), (d, 0), (0, 0)))[:, :N], 0)
-    else:
-      at = jnp.argmax(mask & (depth[:, :, None] - depth[:, None] == d), 2).astype(jnp.int32)
-      row = W - 1 + jnp.where(depth >= d, at, depth - d)
-      found = jnp.take_along_axis(above, row[..., None], 1)
-    total += found * kernel[None, None, :, -1 - d]
-  return total
-
-
-def _decays(gate: Array, mask: Array) -> tuple[Array, Array]:
-  """The logarithms of D f32[B, H, N, N] and c f32[B, H, N], of gates f32[B, H, N].
-
-  A difference of two sums would lose digits where gates far above are strong. Sums of multiples of
-  1 / 256 lose none, and those of the rests are small.
-  """
-  gate = jnp.maximum(gate, _LEAST)
-  steps = jnp.round(gate * 256) / 256
-  sums = _dot("bij,sbhj->sbhi", mask.astype(jnp.float32), jnp.stack([steps, gate - steps]))
-  between = sums[..., :, None] - sums[..., None, :]
-  return between.sum(0), sums.sum(0)
+from specjax.models.recurrence import Nodes, decays, dot
 
 
 def evaluate(
@@ -112,89 +26,15 @@ def evaluate(
   mask: Array,
   goes_on: Array | None = None,
 ) -> tuple[Array, Nodes]:
-  """All nodes of a tree, or of a forest, at once.
-
-  Args:
-    memory: f32[B, H, C, F], before the nodes.
-    q, k: f32[B, K, N, C].
-    v: f32[B, H, N, F].
-    gate, rate: f32[B, H, N], the logarithms of a, and b.
-    mask: bool[B, N, N], j is i or above it; parents come first.
-    goes_on: bool[B, N], whether what a node sees begins with `memory`; None for all.
-
-  Returns:
-    (what the nodes read, f32[B, H, N, F], what they leave)
-  """
+  """The rule, as `recurrence` has it; gate and rate f32[B, H, N] are the logarithms of a, and b."""
   key = k
   q, k = (jnp.repeat(x, v.shape[1] // x.shape[1], axis=1) for x in (q, k))
-  between, since = _decays(gate, mask)
-  decay = jnp.exp(jnp.where(mask[:, None], between, -jnp.inf))
-  kept = jnp.exp(since)
-  kept = kept if goes_on is None else jnp.where(goes_on[:, None], kept, 0)
-  old = kept[..., None] * _dot("bhnc,bhcf->bhnf", k, memory)
-  system = rate[..., None] * decay * _dot("bhnc,bhmc->bhnm", k, k)
+  decay, kept = decays(gate, mask, goes_on)
+  old = kept[..., None] * dot("bhnc,bhcf->bhnf", k, memory)
+  system = rate[..., None] * decay * dot("bhnc,bhmc->bhnm", k, k)
   update = lax.linalg.triangular_solve(
     system, rate[..., None] * (v - old), left_side=True, lower=True, unit_diagonal=True
   )
-  read = kept[..., None] * _dot("bhnc,bhcf->bhnf", q, memory)
-  read += _dot("bhnm,bhmf->bhnf", decay * _dot("bhnc,bhmc->bhnm", q, k), update)
+  read = kept[..., None] * dot("bhnc,bhcf->bhnf", q, memory)
+  read += dot("bhnm,bhmf->bhnf", decay * dot("bhnc,bhmc->bhnm", q, k), update)
   return read, Nodes(key, update, gate[..., None])
-
-
-def advanced(memory: Array, nodes: Nodes, live: Array) -> Array:
-  """The memory f32[B, H, C, F] behind the live bool[B, A] ones of nodes in a row."""
-  gate = jnp.where(live[:, None], nodes.gate[..., 0], 0)
-  sums = lax.cumsum(gate, 2, reverse=True)
-  behind = jnp.pad(sums[..., 1:], ((0, 0), (0, 0), (0, 1)))
-  weight = jnp.where(live[:, None], jnp.exp(behind), 0)[..., None]
-  key = jnp.repeat(nodes.key, gate.shape[1] // nodes.key.shape[1], axis=1)
-  return jnp.exp(sums[..., :1, None]) * memory + _dot("bhac,bhaf->bhcf", key * weight, nodes.update)
-
-
-def read(
-  q: Array, k: Array, v: Array, gate: Array, rate: Array, mask: Array
-) -> tuple[Array, Nodes]:
-  """`evaluate` of texts from no memory, piece by piece; in the mask texts are in a row."""
-  B, H, N, F = v.shape
-  size = min(N, PIECE)
-  count = -(-N // size)
-  memory = jnp.zeros((B, H, k.shape[-1], F), jnp.float32)
-  if count == 1:
-    return evaluate(memory, q, k, v, gate, rate, mask)
-  rest = count * size - N
-  mask = jnp.pad(mask, ((0, 0), (0, rest), (0, rest)))
-
-  def apart(x: Array) -> Array:
-    x = jnp.pad(x, [(0, 0), (0, 0), (0, rest), *[(0, 0)] * (x.ndim - 3)])
-    return jnp.moveaxis(x.reshape(*x.shape[:2], count, size, *x.shape[3:]), 2, 0)
-
-  def step(memory: Array, piece: tuple[Array, tuple[Array, ...]]):
-    start, (q, k, v, gate, rate) = piece[0] * size, piece[1]
-    own = lax.dynamic_slice(mask, (0, start, start), (B, size, size))
-    before = lax.dynamic_slice(mask, (0, start, jnp.maximum(start - 1, 0)), (B, size, 1))[..., 0]
-    goes_on = before & (start > 0)
-    found, nodes = evaluate(memory, q, k, v, gate, rate, own, goes_on)
-    memory = jnp.where(goes_on[:, -1, None, None, None], memory, 0)
-    return advanced(memory, nodes, own[:, -1]), (found, nodes)
-
-  given = tuple(map(apart, (q, k, v, gate, rate)))
-  _, found = lax.scan(step, memory, (jnp.arange(count, dtype=jnp.int32), given))
-
-  def together(x: Array) -> Array:
-    x = jnp.moveaxis(x, 0, 2)
-    return x.reshape(*x.shape[:2], count * size, *x.shape[4:])[:, :, :N]
-
-  return jax.tree.map(together, found)
-
-
-def commit(state: State, nodes: Nodes, inputs: Array, path: Array, rows: Array) -> State:
-  """The state behind the first rows i32[B] nodes of path i32[B, A]; inputs are [B, 1, N, X]."""
-
-  def taken(x: Array) -> Array:
-    return jnp.take_along_axis(x, path[:, None, :, None], 2)
-
-  live = jnp.arange(path.shape[1], dtype=jnp.int32)[None] < rows[:, None]
-  memory = advanced(state.memory, jax.tree.map(taken, nodes), live)
-  text = jnp.concatenate([state.window, taken(inputs)[:, 0].astype(state.window.dtype)], 1)
-  newest = rows[:, None] + jnp.arange(state.window.shape[1], dtype=jnp.int32)[None]
-  return State(memory, jnp.take_along_axis(text, newest[..., None], 1))

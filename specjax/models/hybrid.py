@@ -17,10 +17,10 @@ from jax.sharding import PartitionSpec
 from specjax.base import KV, Cache
 from specjax.kernels.platform import mesh_axis
 from specjax.models import cache as kv_cache
-from specjax.models import gated_delta
+from specjax.models import recurrence
 from specjax.models.chunks import Read, committed
 from specjax.models.config import Config
-from specjax.models.gated_delta import Nodes, State
+from specjax.models.recurrence import Nodes, State
 
 
 def _spread(state: State) -> State:
@@ -47,7 +47,7 @@ def _by_layer(
     k[i], v[i] = cache.kv.k[at], cache.kv.v[at]
   for i, (nodes, state) in enumerate(zip(kv.k, states, strict=True)):
     if isinstance(nodes, Nodes) and state is not None:
-      k[i] = _spread(gated_delta.commit(state, nodes, kv.v[i], path, rows))
+      k[i] = _spread(recurrence.commit(state, nodes, kv.v[i], path, rows))
   return Cache(KV(tuple(k), tuple(v)), cache.length)
 
 
@@ -66,11 +66,10 @@ def _begun(config: Config, kv: KV, length: Array, capacity: int) -> Cache:
   B, _, T, _ = kv.v[0].shape
 
   def empty(i: int) -> State | None:
-    own, inputs = config.of_layer(i).gated_delta, kv.v[i]
-    if own is None:
+    own, nodes = config.of_layer(i).recurrence, kv.k[i]
+    if own is None or not isinstance(nodes, Nodes):
       return None
-    memory = jnp.zeros((B, own.value_heads, own.key_dim, own.value_dim), jnp.float32)
-    return State(memory, jnp.zeros((B, own.kernel - 1, inputs.shape[3]), inputs.dtype))
+    return recurrence.begun(nodes, kv.v[i], own.kernel)
 
   states = list(map(empty, range(config.layers)))
   path = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))

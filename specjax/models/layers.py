@@ -16,12 +16,13 @@ from specjax.base import KV
 from specjax.models import altup, ring
 from specjax.models import cache as kv_cache
 from specjax.models.attention import attend
-from specjax.models.config import Config
+from specjax.models.config import Config, GatedDelta
 from specjax.models.delta_net import GatedDeltaNet
 from specjax.models.experts import SparseMLP
 from specjax.models.latent import LatentAttention
 from specjax.models.linear import fused, linear
 from specjax.models.lora import weight
+from specjax.models.mamba import Mamba2
 from specjax.models.newest import gone, reaches
 from specjax.models.norm import RMSNorm, unit
 from specjax.models.rotary import angles_of_layers, rotate
@@ -256,21 +257,23 @@ class TransformerBlock(nn.Module):
 
 
 class RecurrentBlock(TransformerBlock):
-  """A Gated DeltaNet in attention's place; what it leaves of nodes is as `models.hybrid` has it."""
+  """A layer of `models.recurrence` in attention's place; what it leaves of nodes is as
+  `models.hybrid` has it."""
 
   def setup(self):
     c = self.config
     norm = functools.partial(RMSNorm, c.norm_epsilon, c.centred)
     self.attention_norm = norm()
-    self.delta_net = GatedDeltaNet(c)
+    self.recurrence = (GatedDeltaNet if isinstance(c.recurrence, GatedDelta) else Mamba2)(c)
     self._set_up_mlp(norm, nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5))
 
   def attended(self, x, angle, mask, prefix, earlier=None, attention_input=None, read=None):
     if earlier is not None or attention_input is not None:
       raise ValueError("a recurrent layer reads its own text alone: drafts by it are not made.")
     state = None if prefix is None else prefix[0]
-    y, nodes, inputs = self.delta_net(self.attention_norm(x), mask, state)
-    return x + y, nodes, inputs
+    y, nodes, inputs = self.recurrence(self.attention_norm(x), mask, state)
+    scale = self.config.residual_scale
+    return x + (y if scale == 1 else y * scale), nodes, inputs
 
 
 class AltUpBlock(TransformerBlock):
@@ -298,7 +301,7 @@ class AltUpBlock(TransformerBlock):
 def _block(config: Config) -> type[TransformerBlock]:
   if config.streams is not None:
     return AltUpBlock
-  return TransformerBlock if config.gated_delta is None else RecurrentBlock
+  return TransformerBlock if config.recurrence is None else RecurrentBlock
 
 
 def of_layer(config: Config, number: int) -> TransformerBlock:

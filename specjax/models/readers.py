@@ -49,7 +49,7 @@ def source(c: Config, full: bool) -> int:
   layers = [c.of_layer(i) for i in range(c.layers)]
   kind = "sees everything" if full else "has a sliding window"
   for i, layer in reversed(list(enumerate(layers))):
-    makes = layer.source is None and layer.gated_delta is None and layer.chunk is None
+    makes = layer.source is None and layer.recurrence is None and layer.chunk is None
     if makes and (layer.window is None) == full:
       return i
   raise ValueError(f"`full` must have {not full} alone: no layer of the target {kind}.")

@@ -53,10 +53,10 @@ def run_some(
     raise ValueError(
       f"`window` must be None for drafts by a model's own layers, got {min(windows)}."
     )
-  if any(layer(i).config.gated_delta for i in range(config.layers)):
+  if any(layer(i).config.recurrence for i in range(config.layers)):
     raise ValueError(
       "`kinds` must be without recurrent layers for drafts by a model's own layers, got "
-      "`gated_delta`."
+      "`recurrence`."
     )
   if config.norms == "shared":
     raise ValueError(

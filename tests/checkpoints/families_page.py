@@ -25,6 +25,7 @@ TITLES = {
   "phi3": "Phi-3 and Phi-4, with longrope",
   "granite": "Granite 3, dense",
   "granitemoehybrid": "Granite 4, dense",
+  "granite4_hybrid": "Granite 4, with Mamba-2 and experts",
   "smollm3": "SmolLM3",
   "ernie4_5": "ERNIE 4.5, dense",
   "helium": "Helium",
@@ -54,7 +55,9 @@ TITLES = {
   "llama4": "Llama 4 with pictures, its language model",
   "gemma4": "Gemma 4 with pictures, its language model, with experts and keys as values",
 }
-_ROW = re.compile(r"^\| [^|]* \| `(\w+)` \| (\d.*) \|\n", re.M)
+# `model_type`s of networks that have another name here.
+TYPES = {"granite4_hybrid": "granitemoehybrid"}
+_ROW = re.compile(r"^\| ([^|]*) \| `\w+` \| (\d.*) \|\n", re.M)
 # The files of language models beside pictures.
 _AS_TEXT = {
   "gemma3": "gemma3", "gemma4": "gemma4, experts", "mistral3": "mistral3", "llama4": "llama4",
@@ -64,10 +67,11 @@ WARM = {"temperature": 1.0, "seed": 7}
 
 
 def rows(page: str) -> dict[str, list[str]]:
-  """What stands behind each `model_type` of a page: the largest difference of a logit, that of a
+  """What stands behind each network of a page: the largest difference of a logit, that of a
   tree, greedy tokens equal, tokens equal with and without drafts, what a cache loses, the
   difference of a saved model, the loss of a head, and the difference from llama.cpp."""
-  return {name: cells.split(" | ") for name, cells in _ROW.findall(page)}
+  names = {title: name for name, title in TITLES.items()}
+  return {names[title]: cells.split(" | ") for title, cells in _ROW.findall(page)}
 
 
 def up(x: float | None) -> str:
@@ -124,7 +128,7 @@ def main(names: Sequence[str]) -> None:
     found = rows(page) | {name: cells}
     first = _ROW.search(page)
     assert first is not None
-    lines = [f"| {title} | `{key}` | {' | '.join(found[key])} |\n"
+    lines = [f"| {title} | `{TYPES.get(key, key)}` | {' | '.join(found[key])} |\n"
              for key, title in TITLES.items() if key in found]  # fmt: skip
     PAGE.write_text(page[: first.start()] + "".join(lines) + _ROW.sub("", page[first.start() :]))
 

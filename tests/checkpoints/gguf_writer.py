@@ -81,7 +81,7 @@ def read_directory(directory: pathlib.Path, arch: str):
 
 
 # Of the converter: which rows of q and k it pairs, to which norms it adds 1, and its other keys.
-PAIRED, LESS_ONE = ("granite", "smollm3", "mistral3"), (
+PAIRED, LESS_ONE = ("granite", "granitehybrid", "smollm3", "mistral3"), (
   "gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe",
 )  # fmt: skip
 EPSILON = {"rms_norm_eps": "attention.layer_norm_rms_epsilon",
@@ -111,6 +111,11 @@ OWN = {
   },
   "gpt-oss": {"intermediate_size": "expert_feed_forward_length"},
   "minimax-m2": {"intermediate_size": "expert_feed_forward_length"},
+  "granitehybrid": {
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "mamba_d_conv": "ssm.conv_kernel", "mamba_d_state": "ssm.state_size",
+    "mamba_n_groups": "ssm.group_count", "mamba_n_heads": "ssm.time_step_rank",
+  },
   "llama4": {
     "intermediate_size": "expert_feed_forward_length",
     "intermediate_size_mlp": "feed_forward_length",
@@ -142,12 +147,18 @@ def in_parts(name: str, w: np.ndarray, arch: str, raw) -> dict[str, np.ndarray]:
     return {f"{stem}gate_proj.{kind}": turned[:, gate], f"{stem}up_proj.{kind}": turned[:, up]}
   if name.endswith("experts.down_proj"):
     return {f"{name}.{kind}": turned}
-  if name.endswith("shared_mlp.input_linear.weight"):
-    stem, (gate, up) = name.removesuffix("shared_mlp.input_linear.weight"), np.split(w, 2)
-    return {f"{stem}mlp.gate_proj.weight": gate, f"{stem}mlp.up_proj.weight": up}
+  if ".input_linear" in name:
+    part = "experts." if w.ndim == 3 else "shared_expert." if raw["num_local_experts"] else ""
+    stem = f"{name.split('.input_linear')[0].rpartition('.')[0]}.mlp.{part}"
+    gate, up = np.split(w, 2, -2)
+    return {f"{stem}gate_proj.weight": gate, f"{stem}up_proj.weight": up}
+  if ".mamba." in name:
+    return mamba(name, w, raw)
   if "linear_attn." in name:
     return recurrent(name, w, arch, raw)
-  name = name.replace("shared_mlp.output_linear", "mlp.down_proj")
+  own = "mlp.shared_expert.down_proj" if raw.get("num_local_experts") else "mlp.down_proj"
+  name = name.replace("shared_mlp.output_linear", own)
+  name = name.replace("block_sparse_moe.output_linear", "mlp.experts.down_proj")
   if name.endswith("kv_b_proj.weight"):
     heads, plain = raw["num_attention_heads"], raw["qk_nope_head_dim"]
     both = w.reshape(heads, plain + raw["v_head_dim"], -1)
@@ -179,6 +190,16 @@ def recurrent(name: str, w: np.ndarray, arch: str, raw) -> dict[str, np.ndarray]
             for i in range(H // K) for k in range(K) for f in range(width)]  # fmt: skip
     w = np.concatenate([w[:start], w[rows]])
     w = w.T if "out_proj" in part else w
+  return {name.replace("dt_bias", "dt_proj.bias"): w}
+
+
+def mamba(name: str, w: np.ndarray, raw) -> dict[str, np.ndarray]:
+  """`in_parts` of a layer of Mamba-2."""
+  part = name.split("mamba.")[1]
+  w = -np.exp(w) if part == "A_log" else w
+  w = w[:, None] if part in ("A_log", "D") else w
+  w = w[:, 0] if part == "conv1d.weight" else w
+  w = w.reshape(raw["mamba_n_groups"], -1) if part == "norm.weight" else w
   return {name.replace("dt_bias", "dt_proj.bias"): w}
 
 
@@ -232,7 +253,7 @@ def of_family(directory: pathlib.Path, arch: str):
       experts.setdefault(f"{stack}.{suffix}", {})[int(number)] = w
       continue
     own = f"{names.get_name(name) or name}.{suffix}"
-    if suffix == "A_log":
+    if suffix in ("A_log", "D"):
       own = names.get_name(f"{name}.{suffix}")
     if arch in PAIRED and own.split(".")[-2] in ("attn_q", "attn_k"):
       key = "num_attention_heads" if "attn_q" in own else "num_key_value_heads"
@@ -285,6 +306,10 @@ def of_family(directory: pathlib.Path, arch: str):
     metadata |= {ours: raw[key] for key, ours in SSM.items()}
     if arch != "qwen3next":
       metadata["rope.dimension_sections"] = [1, 1, 0, 0]
+  if arch == "granitehybrid":
+    heads = {"full_attention": raw["num_key_value_heads"], "linear_attention": 0}
+    metadata["attention.head_count_kv"] = [heads[kind] for kind in raw["layer_types"]]
+    metadata["ssm.inner_size"] = raw["mamba_expand"] * raw["hidden_size"]
   if raw["model_type"] == "granitemoehybrid":
     metadata["rope.scaling.finetuned"] = raw["position_embedding_type"] == "rope"
   if rope["rope_type"] == "linear":

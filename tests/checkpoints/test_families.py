@@ -172,7 +172,7 @@ def test_what_is_written_comes_back_equal(name, tmp_path):
   found = loaded(name)
   hf.save(tmp_path, found.config, found.params, stop=(2,), dtype=jnp.float32)
   again = hf.load(tmp_path)
-  text = hf_pictures.TEXTS.get(name, {"model_type": name})["model_type"]
+  text = hf_pictures.TEXTS.get(name, {"model_type": name} | MODELS[name])["model_type"]
   text = "ministral3" if name == "mistral3" else text
   assert json.loads((tmp_path / "config.json").read_text())["model_type"] == text
   assert again.config == found.config
@@ -296,18 +296,37 @@ def test_experts_may_be_whole_tensors(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("change", "words"),
+  ("name", "change", "words"),
   [
-    ({"layer_types": ["linear_attention"] * 2}, "`layer_types` must be 2 of full_attention, once"),
-    ({"attention_bias": True}, "`attention_bias` must be false"),
-    ({"linear_num_value_heads": 3}, "`value_heads` must be a multiple of key_heads=2, got 3"),
+    ("qwen3_next", {"layer_types": ["linear_attention"] * 2},
+     "`layer_types` must be 2 of full_attention, once"),
+    ("qwen3_next", {"attention_bias": True}, "`attention_bias` must be false"),
+    ("qwen3_next", {"linear_num_value_heads": 3},
+     "`value_heads` must be a multiple of key_heads=2, got 3"),
+    ("granite4_hybrid", {"layer_types": ["mamba"] * 2},
+     "`layer_types` must be 2 of attention, once at least, and mamba, got"),
+    ("granite4_hybrid", {"layer_types": None}, "`layer_types` must be 2 of .*, got None"),
+    ("granite4_hybrid", {"mamba_conv_bias": False}, "`mamba_conv_bias` must be true, got False"),
+    ("granite4_hybrid", {"mamba_proj_bias": True}, "`mamba_proj_bias` must be false, got True"),
+    ("granite4_hybrid", {"mamba_n_heads": 3},
+     "`mamba_n_heads` must be as many heads of 8 as are 32 wide together, got 3"),
+    ("granite4_hybrid", {"mamba_n_groups": 3}, "`heads` must be a multiple of groups=3, got 4"),
+    ("granite4_hybrid", {"time_step_limit": [0.1]}, "`time_step_limit` must be two numbers"),
+    ("granite4_hybrid", {"time_step_limit": [0.2, 0.1]}, "must be above 0.2, got 0.1"),
   ],
-)
-def test_what_recurrent_families_refuse(change, words, tmp_path):
-  raw = json.loads((OUT / "qwen3_next" / "config.json").read_text()) | change
+)  # fmt: skip
+def test_what_recurrent_families_refuse(name, change, words, tmp_path):
+  raw = json.loads((OUT / name / "config.json").read_text()) | change
   (tmp_path / "config.json").write_text(json.dumps(raw))
   with pytest.raises(ValueError, match=words):
     hf.load(tmp_path)
+
+
+def test_steps_of_time_within_limits_come_back(tmp_path):
+  found = hf.load(directory_of("granite4_hybrid", tmp_path, time_step_limit=[0.6, 0.8]))
+  assert found.config.kinds[0].recurrence.step == (0.6, 0.8)
+  hf.save(tmp_path / "again", found.config, found.params, dtype=jnp.float32)
+  assert hf.load(tmp_path / "again").config == found.config
 
 
 @pytest.mark.parametrize(
@@ -431,7 +450,8 @@ def test_the_page_of_families_is_that_of_the_fixtures():
   assert list(written) == list(families_page.TITLES)
   elsewhere = {"diffusion_gemma", "diffusion_gemma_text"}  # in tests/models/test_canvas_denoiser
   elsewhere |= {"gemma3n"}  # above
-  assert set(families_page.TITLES) == {*families.ROWS, *hf_pictures.TEXTS} - elsewhere
+  named = {families_page.TYPES.get(name, name) for name in families_page.TITLES}
+  assert named == {*families.ROWS, *hf_pictures.TEXTS} - elsewhere
   for name, cells in written.items():
     assert np.abs(ours(name)[..., KEPT] - expected(name)[1]).max() <= 2 * float(cells[0]), name
     most, tree, greedy, drafts, cached, saved, loss, of_gguf = cells

@@ -63,6 +63,10 @@ FAMILIES = {
   "olmoe": ("olmoe", {"norm_topk_prob": False}), "chatglm": ("glm", {}), "glm4": ("glm4", {}),
   "granite": ("granite", {}), "granite, nothing turns": ("granitemoehybrid", DENSE),
   "granite, 4": ("granitemoehybrid", DENSE | {"position_embedding_type": "rope"}),
+  "granitehybrid": ("granite4_hybrid", {}),
+  "granitehybrid, dense": (
+    "granite4_hybrid", DENSE | {"num_local_experts": 0, "intermediate_size": 12},
+  ),
   "smollm3": ("smollm3", {"no_rope_layers": [1, 1]}),
   "cohere2": ("cohere2", TYPES), "exaone4": ("exaone4", TYPES), "seed_oss": ("seed_oss", {}),
   "ernie4_5": ("ernie4_5", {}), "qwen2moe": ("qwen2_moe", {"mlp_only_layers": []}),

@@ -11,16 +11,18 @@ from jax.sharding import NamedSharding, PartitionSpec
 from specjax import Decoder
 from specjax.drafters.models.draft_model import draft_model
 from specjax.models import chunks, sharding, transformer
-from specjax.models.config import Config, GatedDelta, Kind
+from specjax.models.config import Config, GatedDelta, Kind, Mamba
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.names.load import Model
 from specjax.serving.refill import refilled
 from specjax.trees.structure import ancestors
 
-ATTENDS, RECURRENT = Kind(), Kind(gated_delta=GatedDelta(2, 4, 8, 6))
+ATTENDS, RECURRENT = Kind(), Kind(recurrence=GatedDelta(2, 4, 8, 6))
+MAMBA = Kind(recurrence=Mamba(4, 8, 6, 2))
 CONFIG = Config(
   vocab_size=32, width=16, layers=3, heads=4, kv_heads=2, head_dim=8, mlp_width=24, max_length=128,
-  qk_norm=True, attention_gate=True, kinds=(RECURRENT, ATTENDS, RECURRENT),
+  qk_norm=True, attention_gate=True, kinds=(RECURRENT, ATTENDS, MAMBA),
+  residual_scale=0.7,
 )  # fmt: skip
 PARAMS = jax.tree.map(
   lambda x: x * 8 if x.ndim > 1 else x, transformer.init(CONFIG, jax.random.key(1))
@@ -141,8 +143,9 @@ def test_states_are_spread_over_a_mesh():
     after = commit(cache, evaluation.kv, path, jnp.array([3, 1], jnp.int32))
   np.testing.assert_allclose(evaluation.logits[:, 0], alone[0][:, 0], rtol=0, atol=1e-5)
   spread = NamedSharding(mesh, PartitionSpec("data", "model"))
-  assert cache.kv.k[0].memory.sharding.is_equivalent_to(spread, 4)
-  assert after.kv.k[0].memory.sharding.is_equivalent_to(spread, 4)
+  for layer in (0, 2):
+    assert cache.kv.k[layer].memory.sharding.is_equivalent_to(spread, 4)
+    assert after.kv.k[layer].memory.sharding.is_equivalent_to(spread, 4)
 
 
 @pytest.mark.parametrize(

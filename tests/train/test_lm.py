@@ -144,7 +144,7 @@ def test_a_mistake_can_be_corrected_in_the_same_directory(tiny, tmp_path):
 def test_a_hybrid_is_a_network_of_a_published_family():
   sizes = {"width": 8, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 4, "mlp_width": 8}
   config = ModelConfig(vocab_size=9, **Network(**sizes, attention_every=2).sizes)
-  assert [kind.gated_delta is None for kind in config.kinds] == [False, True, False, True]
+  assert [kind.recurrence is None for kind in config.kinds] == [False, True, False, True]
   raw = families.to_json(config)
   assert raw["model_type"] == "qwen3_5_text"
   assert raw["layer_types"] == ["linear_attention", "full_attention"] * 2

@@ -82,7 +82,7 @@ class Network:
     if every := found.pop("attention_every"):
       checks.whole("attention_every", every, 2, self.layers, note="0 where all layers attend")
       own = GatedDelta(self.kv_heads, self.heads, self.head_dim, self.head_dim)
-      delta, full = Kind(gated_delta=own), Kind()
+      delta, full = Kind(recurrence=own), Kind()
       found["kinds"] = tuple(delta if i % every else full for i in range(1, self.layers + 1))
       found |= {"qk_norm": True, "attention_gate": True}
     if count:
