@@ -127,7 +127,8 @@ def committed(denoiser: Denoiser, window: int) -> CanvasCache:
           hidden, new = evaluate(params, *read, count)
         else:
           index = jnp.argsort(~rows, stable=True)[:M]
-          own = evaluate(denoiser.rows(params, index), *kv_cache.rows_at(read, index), count)
+          kept, texts, first = kv_cache.rows_at(read, index)
+          own = evaluate(denoiser.rows(params, index), kept, texts, first, count)
           hidden, new = jax.tree.map(
             lambda x: jnp.zeros((B, *x.shape[1:]), x.dtype).at[index].set(x), own
           )

@@ -86,6 +86,8 @@ def denoiser(model: Denoiser, target: Target, nodes: int = 9, canvas: int | None
 
 def _over_canvas(model: Denoiser, depth: int, canvas: int | None, say: Say) -> Drafter:
   """Every pass reads the whole canvas."""
+  assert model.mask is not None
+  mask = model.mask
 
   def draft(params: Params, context: Context) -> Draft:
     B, S = context.tokens.shape
@@ -95,7 +97,7 @@ def _over_canvas(model: Denoiser, depth: int, canvas: int | None, say: Say) -> D
     # Positions count from the canvas's first slot, since only distances matter.
     position = jnp.broadcast_to(jnp.arange(F, dtype=jnp.int32), (B, F))
     slot = first + position
-    slots = jnp.where(slot < length, gather(context.tokens, slot), model.mask)
+    slots = jnp.where(slot < length, gather(context.tokens, slot), mask)
     states, _ = model.evaluate(params, slots, position, slot < length + depth, None)
     return say(params, context.root, states, length - first - int(model.shift))
 
@@ -109,8 +111,8 @@ def _over_blocks(drafter: Drafter, model: Denoiser, say: Say) -> Drafter:
   and D masked slots: so many slots a pass reads. Of a text that has grown by more, such as a
   prompt, passes of that size read the blocks one after the other.
   """
-  assert model.block is not None
-  block, depth, shift = model.block, drafter.depth, int(model.shift)
+  assert model.block is not None and model.mask is not None
+  block, mask, depth, shift = model.block, model.mask, drafter.depth, int(model.shift)
 
   def slots(S: int) -> int:
     """F."""
@@ -129,7 +131,7 @@ def _over_blocks(drafter: Drafter, model: Denoiser, say: Say) -> Drafter:
     kept, length = memory.length[:, None], context.length[:, None]
     first = jnp.minimum(kept, S - slots(S))
     slot = first + jnp.arange(slots(S), dtype=jnp.int32)[None]
-    tokens = jnp.where(slot < length, gather(context.tokens, slot), model.mask)
+    tokens = jnp.where(slot < length, gather(context.tokens, slot), mask)
     seen = (slot >= kept) & (slot < length + depth)
     earlier = Earlier(memory.kv, jnp.arange(S, dtype=jnp.int32)[None] < kept)
     states, new = model.evaluate(params, tokens, slot, seen, earlier)
