@@ -140,6 +140,11 @@ class Pieces(NamedTuple):
   norm: Callable[..., Array]
 
 
+def same_params(params: Params, index: Array) -> Params:
+  """`Denoiser.rows` of parameters that are the same for all rows."""
+  return params
+
+
 class Denoiser(NamedTuple):
   """A diffusion model as pure functions; `params` is a pytree that only they read.
 
@@ -162,6 +167,8 @@ class Denoiser(NamedTuple):
       of these N slots, each of which sees those before it. `evaluate` then reads no slot before the
       block but as `Earlier`. None where `evaluate` gives all keys and values.
     length: how many slots its blocks have by default (static), None for no number of its own.
+    rows: (params, index i32[M]) -> the params with which M rows of the B are evaluated; those of
+      a network are the same for every row.
   """
 
   vocab_size: int
@@ -174,6 +181,7 @@ class Denoiser(NamedTuple):
   soften: Callable[..., Array] | None = None
   encode: Callable[..., Any] | None = None
   length: int | None = None
+  rows: Callable[[Params, Array], Params] = same_params
 
 
 class CanvasCache(NamedTuple):

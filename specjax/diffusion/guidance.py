@@ -55,4 +55,8 @@ def guided(denoiser: Denoiser) -> Denoiser:
     conditional, free = (denoiser.head(params.inner, x) for x in jnp.split(both, 2, -1))
     return free + (weight + 1) * (conditional - free)
 
-  return denoiser._replace(evaluate=evaluate, head=head, pieces=None)
+  def rows(params: Guided, index: Array) -> Guided:
+    inner = denoiser.rows(params.inner, index)
+    return Guided(inner, params.prompt[index], params.weight[index])
+
+  return denoiser._replace(evaluate=evaluate, head=head, pieces=None, rows=rows)

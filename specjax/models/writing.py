@@ -25,6 +25,17 @@ def row_of(x: Array, b: Index) -> Array:
   return x[b : b + 1] if isinstance(b, int) else lax.dynamic_slice_in_dim(x, b, 1)
 
 
+def rows_at(tree: Any, index: Array) -> Any:
+  """Rows index i32[M] of arrays [B, ..]; few are sliced, for which XLA on CPU copies memory."""
+
+  def rows(x: Array) -> Array:
+    if len(index) > UNROLLED:
+      return x[index]
+    return jnp.concatenate([lax.dynamic_slice_in_dim(x, i, 1) for i in index])
+
+  return jax.tree.map(rows, tree)
+
+
 def written(
   window: Callable[..., Array], put: Callable[..., Array], kv: Any, fresh: Any, *per_row: Array
 ) -> Any:

@@ -146,6 +146,29 @@ def test_rows_are_independent(case):
     np.testing.assert_array_equal(alone.when[0], together.when[b])
 
 
+def test_where_few_rows_begin_a_block_the_pass_over_two_is_theirs():
+  """(rows, slots) of the passes that were run, where so many of six rows have finished one."""
+  network, ran = denoiser(CONFIG, MASK), []
+
+  def evaluate(params, tokens, *others):
+    jax.debug.callback(lambda _, shape=tokens.shape: ran.append(shape), tokens[0, 0])
+    return network.evaluate(params, tokens, *others)
+
+  cache = caches.committed(network._replace(evaluate=evaluate), D)
+  canvas = Canvas(jnp.zeros((B, L), jnp.int32), jnp.ones((B, L), bool), jnp.full(B, L))
+  memory = cache.init(weights(), canvas)
+  step = jax.jit(lambda memory, lo: cache.states(weights(), memory, canvas, lo, lo == 0)[1])
+  alone, few, many = (B, D), (2, 2 * D), (B, 2 * D)
+  for next_, wanted in (((), [alone]), ((4,), [alone, few]), ((1, 2, 5), [alone, many]),
+                        (range(B), [many])):  # fmt: skip
+    lo = memory.length.at[np.array(next_, int)].add(D)
+    memory = step(memory, lo)
+    jax.effects_barrier()
+    np.testing.assert_array_equal(memory.length, lo)
+    assert sorted(ran) == sorted(wanted)
+    ran.clear()
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("case", [k for k in CASES if k != "guidance"])
 def test_draft_and_verify_decodes_the_same_in_fewer_passes(case):

@@ -146,6 +146,27 @@ def test_rows_are_independent_with_a_cache(name):
     np.testing.assert_array_equal(alone.when[0], together.when[b])
 
 
+WIDE = {"vicinity, wide": functools.partial(caches.vicinity, before=3, after=9, warm_up=1)}
+
+
+@pytest.mark.slow
+@pytest.mark.full(but=["vicinity, wide"])
+@pytest.mark.parametrize("name", [*SOME_PASSES, *WIDE])
+def test_a_text_depends_on_no_longer_canvas_beside_it(name):
+  """Padding adds slots that nobody sees, nor is any slot read again because they lack."""
+  cache = (SOME_PASSES | WIDE)[name]
+  tokens = np.random.default_rng(3).integers(0, V - 1, (2, 2 * L)).astype(np.int32)
+  masked = np.zeros(tokens.shape, bool)
+  masked[:, 12:34] = masked[1, 40:60] = True
+  canvas = Canvas(jnp.asarray(tokens), jnp.asarray(masked), jnp.array([34, 60], jnp.int32))
+  together = decode(cache, 2, canvas, [0, 1])
+  short = Canvas(canvas.tokens[:1, :L], canvas.masked[:1, :L], canvas.end[:1])
+  alone = decode(cache, 2, short, [0])
+  np.testing.assert_array_equal(alone.canvas.tokens[0], together.canvas.tokens[0, :L])
+  np.testing.assert_array_equal(alone.when[0], together.when[0, :L])
+  np.testing.assert_allclose(alone.log_prob[0], together.log_prob[0, :L], atol=1e-5)
+
+
 @pytest.mark.slow
 def test_what_is_far_ahead_is_not_seen():
   """Past the eighth masked slot nothing matters between two full passes."""

@@ -6,8 +6,11 @@ finished block never change: they lie in a cache such as an autoregressive targe
 left out. The published programs commit a finished block by a pass of its own. Here the first pass
 of the next block reads both, so that every round is one pass and no pass is added.
 
+Rows of a batch begin their blocks at rounds of their own: of eight rows with seven rounds a block
+one begins on average. So the pass over two blocks has a program for few rows, too.
+
 Letters beside those of `base`: D slots of the denoiser's blocks, S rows of the cache, a multiple of
-D.
+D, M rows of the batch that a pass is over.
 """
 
 import functools
@@ -20,6 +23,7 @@ from jax import Array
 from specjax import base
 from specjax.diffusion.base import Canvas, CanvasCache, Denoiser, Earlier, Params
 from specjax.diffusion.caches.reuse import reading
+from specjax.kernels.platform import mesh_axis
 from specjax.models import cache as kv_cache
 
 
@@ -36,6 +40,15 @@ class Committed(NamedTuple):
   kv: Any
   length: Array
   before: Array
+
+
+def few(B: int) -> int:
+  """How many rows of B the shorter program for the pass over two blocks has; B where none is.
+
+  With a quarter, of 8 rows with 7 rounds a block one round in ten needs the longer one. On a mesh
+  rows do not leave their devices.
+  """
+  return B if mesh_axis("data", B) else -(-B // 4)
 
 
 def _commit(memory: Committed, hidden: Array, new: Any, rows: Array, D: int) -> Any:
@@ -57,7 +70,8 @@ def committed(denoiser: Denoiser, window: int) -> CanvasCache:
   A pass reads the D slots of the block; where the block before has just been finished, the 2 D
   slots of both; and all of the canvas where more than that is not committed, as in the first pass
   of a row with a prompt, or where blocks between holes were given. Rows of a batch are independent:
-  where it holds rows of several kinds, several passes are run.
+  where it holds rows of several kinds, several passes are run, that over 2 D slots for the rows
+  that need it alone where they are few.
 
   The states are those of `none` up to rounding, since the passes have other shapes.
 
@@ -98,16 +112,26 @@ def committed(denoiser: Denoiser, window: int) -> CanvasCache:
 
   def states(params: Params, memory: Committed, canvas: Canvas, lo: Array, fresh: Array):
     live, begin = lo < canvas.end, lo - lo % D
-    missing, S = begin - memory.length, capacity(canvas)
+    missing, S, B = begin - memory.length, capacity(canvas), len(lo)
 
-    def through(count: int, rows: Array):
-      """The pass of `rows` over the `count` slots that end with the block, or over all S."""
+    def through(count: int, rows: Array, M: int = B):
+      """The pass of `rows`, of which there are M at most, over the `count` slots that end with the
+      block, or over all S."""
       whole = count == S
 
       def turn(state: tuple[Array, Committed]) -> tuple[Array, Committed]:
         found, memory = state
         start = jnp.zeros_like(lo) if whole else jnp.maximum(begin + D - count, 0)
-        hidden, new = evaluate(params, None if whole else memory, canvas, start, count)
+        read = None if whole else memory, canvas, start
+        if M == B:
+          hidden, new = evaluate(params, *read, count)
+        else:
+          index = jnp.argsort(~rows, stable=True)[:M]
+          kept, texts, first = kv_cache.rows_at(read, index)
+          own = evaluate(denoiser.rows(params, index), kept, texts, first, count)
+          hidden, new = jax.tree.map(
+            lambda x: jnp.zeros((B, *x.shape[1:]), x.dtype).at[index].set(x), own
+          )
         known = jnp.concatenate([memory.before, hidden], 1)  # the state of slot start - 1 is first
         index = jnp.clip(reading(denoiser, lo, window) - start[:, None] + 1, 0, count)
         mine = rows[:, None, None]
@@ -127,10 +151,15 @@ def committed(denoiser: Denoiser, window: int) -> CanvasCache:
       return turn
 
     E = memory.before.shape[2]
-    state = jnp.zeros((len(lo), window, E), memory.before.dtype), memory
-    for count, rows in ((S, missing > D), (2 * D, missing == D), (D, missing == 0)):
-      rows = rows & live
-      state = kv_cache.once(rows.any(), through(count, rows), state)
+    state = jnp.zeros((B, window, E), memory.before.dtype), memory
+    many, both, one = (rows & live for rows in (missing > D, missing == D, missing == 0))
+    M, number = few(B), both.sum(dtype=jnp.int32)
+    passes = [(many.any(), through(S, many)), (one.any(), through(D, one))]
+    if M < B:
+      passes.append(((number > 0) & (number <= M), through(2 * D, both, M)))
+    passes.append((number > (M if M < B else 0), through(2 * D, both)))
+    for wanted, run in passes:
+      state = kv_cache.once(wanted, run, state)
     return state
 
   return CanvasCache("committed", init, states)

@@ -33,20 +33,23 @@ def none(denoiser: Denoiser, window: int) -> CanvasCache:
 def _about(denoiser: Denoiser, window: int, before: int, after: int, ahead: int | None = None):
   """`again` of `reusing`: reads the window, and slots before and after it.
 
-  Of the masked slots the first `ahead` are seen, where it is given.
+  Of the masked slots the first `ahead` are seen, where it is given. Which slots are renewed does
+  not depend on the canvas's length, and so not on the texts beside a text.
   """
   before = max(before, int(denoiser.shift))
 
   def again(params, kv, canvas: Canvas, lo: Array, last: Array, rows: Array):
     L = canvas.tokens.shape[1]
-    count = min(before + window + after, L)
-    start = jnp.clip(lo - before, 0, L - count)
+    size = before + window + after
+    count = min(size, L)
+    first = jnp.maximum(lo - before, 0)
+    start = jnp.minimum(first, L - count)  # a canvas may end before the slots that are wanted
     slot = jnp.arange(L, dtype=jnp.int32)[None]
     inside = canvas.inside
     if ahead is not None:
       rank = jnp.cumsum(canvas.masked & inside, 1, dtype=jnp.int32)
       inside = inside & (~canvas.masked | (rank <= ahead))
-    renewed = (slot >= start[:, None]) & (slot < start[:, None] + count)
+    renewed = (slot >= first[:, None]) & (slot < first[:, None] + size)
     part = Reread(start, renewed, inside)
     return reread(denoiser, window, count, params, kv, canvas, lo, rows, part)
 

@@ -1,5 +1,6 @@
 """A masked diffusion model as the drafter of a chain."""
 
+import dataclasses
 import functools
 
 import chex
@@ -55,11 +56,13 @@ def decode(drafter, params, rows, temperature=0.0, budget=BUDGET):
 
 
 @pytest.mark.slow
-@pytest.mark.full(but=["rows0-0.8"])
+@pytest.mark.full(but=["None-rows0-0.8", "4-rows0-0.0"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("rows", [[0, 1, 2], [1]])
-def test_the_text_is_the_targets(rows, temperature):
-  drafter = drafters.denoiser(network(SMALL, MASK), TARGET, DEPTH + 1)
+@pytest.mark.parametrize("block", [None, 4])
+def test_the_text_is_the_targets(block, rows, temperature):
+  model = network(dataclasses.replace(SMALL, block_length=block), MASK)
+  drafter = drafters.denoiser(model, TARGET, DEPTH + 1)
   got, stats = decode(drafter, small_params(), rows, temperature)
   wanted, _ = decode(drafters.none(), (), rows, temperature)
   assert got == wanted
@@ -123,6 +126,42 @@ def test_it_reads_the_text_and_its_masks_and_nothing_else(context, shift):
     end = canvas.shape[1] - int(shift)
     log_probs = np.asarray(distributions(canvas, position))[0, end - DEPTH : end, :MASK]
     np.testing.assert_array_equal(draft.tokens[b], [text[b, n - 1], *log_probs.argmax(-1)])
+
+
+# Of three rows: texts that stay, that grow by a round's tokens, and by more, as prompts do.
+LENGTHS = [[1, 6, 12], [1, 7, 16], [3, 10, 16], [30, 11, 20], [31, 15, 41], [31, 19, 42]]
+
+
+@pytest.mark.full(but=["True"])
+@pytest.mark.parametrize("shift", [False, True])
+def test_of_blocks_only_what_is_new_is_read(shift):
+  block, S, sizes, params = 4, 48, list[int](), small_params()
+  model = network(dataclasses.replace(SMALL, block_length=block), MASK, shift)
+  text = np.random.default_rng(2).integers(MASK, size=(3, S)).astype(np.int32)
+
+  def evaluate(params, tokens, *others):
+    sizes.append(tokens.shape[1])
+    return model.evaluate(params, tokens, *others)
+
+  drafter = drafters.denoiser(model._replace(evaluate=evaluate), TARGET, DEPTH + 1)
+  state = drafter.init(params, (), Context(text, np.ones(3, np.int32)), None, S)
+  propose = jax.jit(lambda *x: drafter.propose(params, (), x[0], Context(*x[1:]), None, None))
+  position = jnp.broadcast_to(jnp.arange(S), (3, S))
+
+  @jax.jit
+  def distributions(length):
+    canvas = jnp.where(position < length[:, None], text, MASK)
+    states, _ = model.evaluate(params, canvas, position, position < length[:, None] + DEPTH)
+    return model.head(params, states)[..., :MASK]
+
+  for length in np.array(LENGTHS, np.int32):
+    draft, state = propose(state, text, length)
+    best = np.asarray(distributions(length)).argmax(-1)
+    for b, n in enumerate(length):
+      said = best[b, n - shift : n - shift + DEPTH]
+      np.testing.assert_array_equal(draft.tokens[b], [text[b, n - 1], *said])
+    np.testing.assert_array_equal(state.length, (length - shift) // block * block)
+  assert set(sizes) == {1, block + shift + 2 * DEPTH}  # 1 is how the cache's shapes are found
 
 
 def test_other_lengths_and_budgets_are_one_trace():
