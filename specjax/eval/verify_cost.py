@@ -60,20 +60,37 @@ class VerifyCost(NamedTuple):
     return f"{heading}\n\n{table.markdown(rows)}"
 
 
-@functools.partial(jax.jit, static_argnames="target", donate_argnames="cache")
-def passes(target: Target, params: Params, cache: Cache, tokens: Array, count: Array):
-  """`count` passes over a chain of tokens i32[B, N], each fed the argmax of the one before.
+def chain(nodes: int) -> tuple[int, ...]:
+  """The parent of each node of a chain; the root's is itself."""
+  return (0, *range(nodes - 1))
+
+
+@functools.partial(jax.jit, static_argnames=("target", "parent"), donate_argnames="cache")
+def passes(
+  target: Target,
+  params: Params,
+  cache: Cache,
+  tokens: Array,
+  count: Array,
+  parent: tuple[int, ...] | None = None,
+):
+  """`count` passes over tokens i32[B, N], each fed the argmax of the one before.
 
   So the compiler can neither drop a pass nor hoist it. The cache's length is reset after each, so
-  that all passes cost the same.
+  that all passes cost the same. The nodes are a chain, or a tree by each node's `parent`, which
+  comes before it.
   """
   B, N = tokens.shape
   node = jnp.broadcast_to(jnp.arange(N, dtype=jnp.int32), (B, N))
-  mask = jnp.broadcast_to(jnp.tril(jnp.ones((N, N), bool)), (B, N, N))
+  seen = np.eye(N, dtype=bool)
+  for i, above in enumerate(chain(N) if parent is None else parent):
+    seen[i] |= seen[above]
+  depth = jnp.broadcast_to(jnp.asarray(seen.sum(1) - 1, jnp.int32), (B, N))
+  mask = jnp.broadcast_to(jnp.asarray(seen), (B, N, N))
 
   def body(_, carry):
     cache, tokens = carry
-    evaluation = target.evaluate(params, cache, tokens, node, mask)
+    evaluation = target.evaluate(params, cache, tokens, depth, mask)
     following = sampling.most_likely(evaluation.logits)
     one = jnp.minimum(following[:, 0], 0) + 1  # 1, but unlike a constant it waits for the logits
     written = target.commit(cache, evaluation.kv, node[:, :_PATH], one)

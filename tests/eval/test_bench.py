@@ -1,6 +1,7 @@
 """The benchmark on a tiny random model: what it writes, and that it counts what was decoded."""
 
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import specjax
+from specjax.base import KV, Cache
 from specjax.checkpoints import hf
 from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import train_bpe
@@ -234,3 +236,29 @@ def test_margin_is_that_of_an_uncached_forward(model):
 def test_verify_cost_keeps_the_order_of_nodes(model):
   cost = verify_cost.measure(model.target, model.params, 16, nodes=(1, 8), repeats=2)
   assert cost.nodes == [1, 8] and len(cost.relative) == 2
+
+
+class Sums:
+  """In place of a target: after a node comes the sum of the tokens it sees and of 32 per level."""
+
+  def evaluate(self, params, cache, tokens, depth, mask):
+    sums = jnp.where(mask, tokens[:, None], 0).sum(-1) + 32 * depth
+    return types.SimpleNamespace(logits=jax.nn.one_hot(sums, 256), kv=())
+
+  def commit(self, cache, kv, path, rows):
+    return cache
+
+
+@pytest.mark.parametrize(
+  ("parent", "sums"),
+  [
+    (None, [1, 3 + 32, 7 + 64, 15 + 96, 31 + 128]),
+    (verify_cost.chain(5), [1, 3 + 32, 7 + 64, 15 + 96, 31 + 128]),
+    ((0, 0, 0, 1, 3), [1, 3 + 32, 5 + 32, 11 + 64, 27 + 96]),
+  ],
+  ids=["chain", "parents of a chain", "tree"],
+)
+def test_the_passes_that_are_timed_see_ancestors_alone(parent, sums):
+  cache, tokens = Cache(KV((), ()), jnp.zeros(1, jnp.int32)), jnp.array([[1, 2, 4, 8, 16]])
+  _, following = verify_cost.passes(Sums(), (), cache, tokens, jnp.int32(1), parent)
+  assert following.tolist() == [sums]

@@ -25,6 +25,7 @@ from specjax.diffusion.base import Canvas, CanvasCache, Denoiser, Earlier, Param
 from specjax.diffusion.caches.reuse import reading
 from specjax.kernels.platform import mesh_axis
 from specjax.models import cache as kv_cache
+from specjax.models.writing import rows_at
 
 
 class Committed(NamedTuple):
@@ -127,7 +128,7 @@ def committed(denoiser: Denoiser, window: int) -> CanvasCache:
           hidden, new = evaluate(params, *read, count)
         else:
           index = jnp.argsort(~rows, stable=True)[:M]
-          kept, texts, first = kv_cache.rows_at(read, index)
+          kept, texts, first = rows_at(read, index)
           own = evaluate(denoiser.rows(params, index), kept, texts, first, count)
           hidden, new = jax.tree.map(
             lambda x: jnp.zeros((B, *x.shape[1:]), x.dtype).at[index].set(x), own
