@@ -13,7 +13,7 @@ from specjax import checks
 
 Tensors = dict[str, np.ndarray]
 Shapes = Mapping[str, tuple[int, ...]]
-_DTYPES = ("F32", "F16", "BF16", "F64", "BOOL", "U8", "I8", "I16", "I32", "I64")
+_DTYPES = ("F32", "F16", "BF16", "F64", "BOOL", "U8", "U16", "I8", "I16", "I32", "I64")
 
 
 def read_config(directory: str | pathlib.Path, what: str = "draft head") -> dict[str, Any]:

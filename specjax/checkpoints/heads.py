@@ -131,13 +131,14 @@ def load(
   tensors = eight_bits.widen(read_tensors(path), path)
   check(tensors, {k: v.shape for k, v in leaves.items()}, path)
   for key, leaf in leaves.items():
-    if (tensors[key].dtype.kind == "i") != jnp.issubdtype(leaf.dtype, jnp.integer):
+    if (tensors[key].dtype.kind in "iu") != jnp.issubdtype(leaf.dtype, jnp.integer):
       checks.refuse(f"{path}: dtype of tensor {key}", tensors[key].dtype.name, leaf.dtype.name)
   ids = tensors.get(draft_vocabulary.KEY)
   if ids is not None and not 0 <= ids.min() <= ids.max() < model.vocab_size:
     raise ValueError(f"{path}: {draft_vocabulary.KEY} has ids beyond 0 to {model.vocab_size - 1}.")
   params = {
-    k: jnp.asarray(v, leaves[k].dtype if v.dtype.kind == "i" else dtype) for k, v in tensors.items()
+    k: jnp.asarray(v, leaves[k].dtype if v.dtype.kind in "iu" else dtype)
+    for k, v in tensors.items()
   }
   tree, rates = own.get("choices", ()), own.get("hit_rates")
   return LoadedHead(head, unflatten_dict(params, sep="/"), tree, rates, config, model)
@@ -184,6 +185,8 @@ def save(
   tensors = {key: np.asarray(x) for key, x in flatten_dict(params, sep="/").items()}
   tensors = eight_bits.cast(tensors, dtype)
   vocabulary = draft_vocabulary.ids(params)
+  if vocabulary is not None and vocabulary.max() < 2**16:  # half the bytes
+    tensors[draft_vocabulary.KEY] = np.asarray(vocabulary, np.uint16)
   raw = {
     "head": name,
     "config": dataclasses.asdict(config),
