@@ -69,9 +69,9 @@ def attend(
   q = (q * C**-0.5).reshape(B, K, H // K, N, C)
   found = [_round(q, k, v, mask, cap)]
   if prefix is not None and prefix[0].ndim == 5:
-    found.append(_own(q, *prefix[:2], cap))
+    found.append(_own(q, prefix[0], prefix[1], cap))
   elif prefix is not None:
-    found.append(_round(q, *prefix, cap))
+    found.append(_round(q, prefix[0], prefix[1], prefix[2], cap))
   if sinks is not None:
     nothing = jnp.zeros_like(found[0][0])
     own = sinks.astype(jnp.float32).reshape(1, K, H // K, 1)
@@ -217,10 +217,10 @@ def _gradient(
       seen, none = _parts(_columns(mask, place, t, half, n), 1), _zeros(held)
 
       def part(sums: Any, one: Any, held: Any = held) -> Any:
-        seen, dq, *query = one
+        seen, dq, q, g, total, less = one
 
         def further() -> Any:
-          after, *more = add(held, seen, *query, dq)
+          after, *more = add(held, seen, q, g, total, less, dq)
           return jax.tree.map(jnp.add, sums, tuple(more)), after
 
         return lax.cond(seen.any(), further, lambda: (sums, dq))
