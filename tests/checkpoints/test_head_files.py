@@ -72,11 +72,17 @@ def test_what_is_written(tmp_path):
   tensors = load_file(tmp_path / WEIGHTS)
   blocks = {f"params/{kind}_{i}" for kind in ("block", "bias") for i in range(3)}
   assert tensors.keys() == blocks | {"params/lm_head", "vocabulary"}
-  assert {str(x.dtype) for x in tensors.values()} == {"float16", "int32"}
+  assert {str(x.dtype) for x in tensors.values()} == {"float16", "uint16"}
   assert json.loads((tmp_path / "config.json").read_text()) == {
     "head": "medusa", "config": {"depth": 2, "blocks": 3, "shared": False}, "draft_vocab": 5,
     "base": "gsm8k-7m", "choices": [[0], [1], [0, 0]], "hit_rates": RATES.tolist(),
   }  # fmt: skip
+
+
+def test_large_ids_keep_their_bits(tmp_path):
+  save(tmp_path, vocabulary=SOME + 2**16)
+  ids = load_file(tmp_path / WEIGHTS)["vocabulary"]
+  assert ids.dtype == np.int32 and (ids == SOME + 2**16).all()
 
 
 def sentence(call, *arguments) -> str:
