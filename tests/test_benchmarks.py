@@ -256,6 +256,7 @@ ERRORS = [
   ("benchmarks/speed/sweep.py --count 0", "`count` must be between 1 and 2147483647, got 0."),
   ("benchmarks/speed/tree_pass.py --nodes 0", "`nodes` must be between 1 and 2147483647, got 0."),
   ("benchmarks/speed/tree_pass.py --model absent", "absent"),
+  ("benchmarks/compile/delta_net.py --topologies moon", "topologies='moon'"),
   ("benchmarks/compile/sharded_loop.py --topologies moon", "topologies='moon'"),
   ("benchmarks/compile/training_step.py --topologies moon", "topologies='moon'"),
   (

@@ -5,6 +5,7 @@ whole model.
 """
 
 import collections
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -54,6 +55,76 @@ def copies(text: str, shape: str, kinds: str = "copy|custom-call") -> int:
   found = re.findall(rf"= ({array}) (?:{kinds})\(", text)
   found += re.findall(rf"= \(({array} {array}) .*copy-start\(", text)
   return sum("S(1)" not in places for places in found)
+
+
+# A computation of a program; and of one of its lines the name, the type of the result, which may be
+# a tuple of tuples of tiled arrays, the kind of the operation, and the operands with what follows.
+_PART = re.compile(r"^(ENTRY )?%?([\w.-]+) [^\n]*-> [^\n]*\{\n(.*?)^\}", re.M | re.S)
+_LINE = re.compile(
+  r"^ +(?:ROOT )?%?([\w.-]+) = (\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\S+) ([\w-]+)\((.*)$", re.M
+)
+_ARRAY = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\](\{[^}]*\})?")
+_FREE = {
+  "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id",
+  "replica-id", "opt-barrier",
+}  # fmt: skip
+_SLICES = "slice", "dynamic-slice", "gather"
+
+
+def _in_memory(kind: str) -> int:
+  """Bytes of the arrays of a type that are in a chip's memory, and not in its fast one, S(1)."""
+  return sum(
+    math.prod(map(int, filter(None, sizes.split(",")))) * int(bits or 8) // 8
+    for bits, sizes, layout in _ARRAY.findall(kind)
+    if "S(1)" not in layout
+  )
+
+
+def _operands(rest: str) -> list[str]:
+  return re.findall(r"%([\w.-]+)", rest.split("), ")[0])
+
+
+def accessed(text: str) -> int:
+  """Bytes of memory that a compiled program reads and writes.
+
+  Each operation reads its operands and writes its results; of an operand that a fusion slices,
+  the slices count. A loop counts as often as the compiler knows that it runs, else once. The
+  workspace of a library's call does not count.
+  """
+  parts = {name: (bool(entry), _LINE.findall(body)) for entry, name, body in _PART.findall(text)}
+
+  def taken(rest: str, at: int, whole: int) -> int:
+    """What a fusion reads of operand number `at`, of so many bytes."""
+    called = re.search(r"calls=%?([\w.-]+)", rest)
+    lines = parts[called[1]][1] if called else []
+    (own,) = [x for x, _, op, args in lines if (op, args.split(")")[0]) == ("parameter", str(at))]
+    total = 0
+    for _, kind, operation, args in lines:
+      if own in (operands := _operands(args)):
+        sliced = operation in _SLICES and operands.index(own) == 0
+        total += _in_memory(kind) if sliced else whole
+    return min(total, whole)
+
+  def within(name: str) -> int:
+    total, sizes = 0, {}
+    for own, kind, operation, rest in parts[name][1]:
+      if operation == "custom-call":
+        kind = re.sub(r"\bs8\[\d+\]", "", kind)
+      sizes[own] = _in_memory(kind)
+      called = re.search(r"(?:to_apply|body)=%?([\w.-]+)", rest)
+      if operation in ("while", "call") and called:
+        known = re.search(r'"known_trip_count":\{"n":"(\d+)"', rest)
+        total += within(called[1]) * (int(known[1]) if known else 1)
+      elif operation not in _FREE:
+        operands = {x: (i, sizes.get(x, 0)) for i, x in enumerate(_operands(rest))}
+        if operation == "fusion":
+          total += sum(taken(rest, *x) for x in operands.values())
+        elif not operation.endswith("-done"):
+          total += sum(size for _, size in operands.values())
+        total += 0 if operation.endswith("-start") else sizes[own]
+    return total
+
+  return sum(within(name) for name, (entry, _) in parts.items() if entry)
 
 
 def check_layers(layers: Sequence[int]) -> None:

@@ -111,6 +111,66 @@ def test_what_counts_as_a_copy(line, count):
   assert compiled.copies(f"  {line}\n", "2,8,64,128") == count
 
 
+PROGRAM = """HloModule jit_f, entry_computation_layout={(f32[16,128]{1,0})->f32[16,128]{1,0}}
+
+%fused (param_0: f32[16,128]) -> f32[16,128] {
+  %param_0 = f32[16,128]{1,0} parameter(0)
+  ROOT %negate.9 = f32[16,128]{1,0} negate(%param_0)
+}
+
+%sliced (param_1: f32[16,128]) -> f32[4,128] {
+  %param_1 = f32[16,128]{1,0} parameter(0)
+  %slice.1 = f32[4,128]{1,0} slice(%param_1), slice={[0:4], [0:128]}
+  ROOT %negate.8 = f32[4,128]{1,0} negate(%slice.1)
+}
+
+%body (arg: (s32[], f32[16,128])) -> (s32[], f32[16,128]) {
+  %arg = (s32[], f32[16,128]{1,0:T(8,128)}) parameter(0)
+  %x = f32[16,128]{1,0:T(8,128)} get-tuple-element(%arg), index=1
+  %y = f32[16,128]{1,0:T(8,128)} negate(%x)
+  ROOT %next = (s32[], f32[16,128]{1,0:T(8,128)}) tuple(%i, %y)
+}
+
+ENTRY %main (p: f32[16,128]) -> f32[16,128] {
+  %p = f32[16,128]{1,0:T(8,128)} parameter(0)
+OPERATIONS
+}
+"""
+
+
+@pytest.mark.parametrize(
+  ("operations", "arrays"),  # of 16 x 128 numbers of 32 bits that are read or written
+  [
+    ("ROOT %a = f32[16,128]{1,0} fusion(%p), kind=kLoop, calls=%fused", 2),
+    ("ROOT %a = f32[4,128]{1,0} fusion(%p), kind=kLoop, calls=%sliced", 0.5),
+    ("ROOT %a = f32[16,128]{1,0} multiply(%p, %p)", 2),
+    ("%a = bf16[16,128]{1,0} convert(%p)\n  ROOT %b = f32[16,128]{1,0} convert(%a)", 3),
+    ("ROOT %a = f32[16,128]{1,0:T(8,128)S(1)} negate(%p)", 1),
+    ("%a = f32[2048]{0} bitcast(%p)\n  ROOT %b = f32[2048]{0} negate(%a), control={%p}", 2),
+    ("%a = (f32[16,128]{1,0:T(8,128)S(1)}, f32[16,128]{1,0}, u32[]) copy-start(%p)\n"
+     "  ROOT %b = f32[16,128]{1,0:T(8,128)S(1)} copy-done(%a)", 1),
+    ("%a = ((f32[16,128]{1,0:T(8,128)}), f32[16,128]{1,0}, s32[]) async-start(%p), calls=%fused\n"
+     "  ROOT %b = f32[16,128]{1,0:T(8,128)} async-done(%a)", 2),
+    ('%a = (f32[16,128]{1,0}, s8[4194304]{0}) custom-call(%p), custom_call_target="product"', 2),
+    ("%a = (f32[16,128]{1,0}, f32[16,128]{1,0}) fusion(%p), kind=kLoop, calls=%fused", 3),
+    ('%a = (s32[], f32[16,128]{1,0}) while(%p), condition=%c, body=%body, backend_config='
+     '{"known_trip_count":{"n":"5"}}', 10),
+    ("%a = (s32[], f32[16,128]{1,0}) while(%p), condition=%c, body=%body", 2),
+    ("ROOT %a = (s32[], f32[16,128]{1,0}) call(%p), to_apply=%body", 2),
+  ],
+)  # fmt: skip
+def test_what_a_program_reads_and_writes(operations, arrays):
+  text = PROGRAM.replace("OPERATIONS", f"  {operations}")
+  assert compiled.accessed(text) == arrays * 16 * 128 * 4
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("chips", ["v5e:1", "h100:1"])
+def test_a_trees_pass_through_a_recurrent_layer_moves_few_bytes(chips, tmp_path):
+  ran = report("delta_net.py", chips, tmp_path)
+  assert ran["fewest_bytes"] < ran["moved_bytes"]
+
+
 def cell(layers: int) -> dict:
   """What a program of 7 GB and 2 a layer, of which some is for work, may tell."""
   return {
