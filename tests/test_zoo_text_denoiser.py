@@ -43,6 +43,7 @@ def test_verified_guesses_change_no_token_and_save_passes(policy):
   assert sum(r.passes for r in verified) < sum(r.passes for r in plain)
 
 
+@pytest.mark.slow
 def test_it_writes_text_that_the_causal_model_finds_likely():
   judge = load("gsm8k-7m")
   results = filled("threshold-0.7")

@@ -225,6 +225,7 @@ def expected(name: str, t: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarray
   return norm(x, t["model.norm.weight"].astype(np.float64)) @ t["lm_head.weight"].T
 
 
+@pytest.mark.slow
 def test_ling_2_is_llada2_from_left_to_right(write, tmp_path, monkeypatch):
   """Its logits, those of a tree's chain behind a cache, and the way back."""
   raw = LLADA2 | {"model_type": "bailing_moe_v2", "architectures": ["BailingMoeV2ForCausalLM"]}

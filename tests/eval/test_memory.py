@@ -46,6 +46,7 @@ def test_what_rests_is_what_a_decoder_holds(drafter):
   assert found.total == found.resting + max(found.prefill, found.round) > found.resting
 
 
+@pytest.mark.slow
 def test_pages_are_counted():
   decoder = Decoder(small(), batch=2)
   found = memory.measure(decoder, PROMPT, NEW, pages=9)

@@ -142,6 +142,7 @@ def test_what_has_no_length_to_choose(name, words):
     specjax.Decoder(specjax.load(), name)
 
 
+@pytest.mark.slow
 def test_a_confidence_ends_a_draft_where_it_is_not_believed():
   """`survival` and `marginal` read DSpark's own product of chances, that of its `unroll`."""
   head = dspark(MODEL.target, DSparkConfig(D, 1))

@@ -145,6 +145,7 @@ def differ(states) -> int:
   return wrong
 
 
+@pytest.mark.slow
 def test_canvases_are_those_of_transformers_step_by_step(monkeypatch):
   states = run(monkeypatch)
   assert differ(states) == 0

@@ -130,6 +130,7 @@ def test_four_bits_are_off_by_half_a_step_at_most():
   assert sum(x.nbytes for x in jax.tree.leaves(held)) == w.size * 5 // 8
 
 
+@pytest.mark.slow
 def test_a_network_in_4_bits_is_that_of_its_values_also_on_a_mesh(mesh):
   params = jax.tree.map(lambda x: x * 2 + 0.01, init(CONFIG, jax.random.key(1)))
   small = jax.tree.map(

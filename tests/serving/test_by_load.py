@@ -55,6 +55,7 @@ def test_no_token_depends_on_the_load(engine):
         assert ticket.wait() == expected[i]
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_for_other_loads(engine, timed):
   assert engine.sizes == [1, 2, 4] == timed[0]
   engine.submit([1], 2).wait()
@@ -111,6 +112,7 @@ def test_prices_are_kept(timed, tmp_path):
       np.testing.assert_allclose(found.of(B), row)
 
 
+@pytest.mark.slow
 def test_prices_are_of_rounds():
   decoder = Decoder(MODEL, "auto-4[prompt_lookup]", "target_only")
   found = timing.measure(decoder, [1, 2], 32, 64)

@@ -110,6 +110,7 @@ def test_beginnings_are_shared_as_in_a_store():
   check_pages(engine)
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_while_it_serves():
   with engine_of(pages=3, batch=3, fewer=[1]) as engine:
     warm(engine)
