@@ -226,8 +226,9 @@ class DiffusionDecoder:
       while rounds:
         seconds += more
         if size < L:  # as many rounds as begin no block that is not there
-          lo, done = distributed.fetch((state.lo, state.done))
-          rounds = 0 if done.all() else max(size - W - max(given, *lo[~done]), 0) // W
+          said = loop.filled(state)
+          begun, done = distributed.fetch((said.settled, said.done))
+          rounds = 0 if done.all() else max(size - W - max(given, *begun[~done]), 0) // W
         state, more = timed(loop.advance, weights, request, state, jnp.int32(rounds))
         rounds = rounds if size < L else 0
       seconds += more

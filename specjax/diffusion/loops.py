@@ -57,6 +57,13 @@ def _over(other: State, state: State) -> State:
   return jax.tree.map(put, other, state)
 
 
+def _apart(method: DenoiseMethod) -> bool:
+  """Whether no slot sees a later block, nor is one filled before its block begins."""
+  denoiser, blocks = method.denoiser, method.blocks
+  apart = denoiser.block is not None or denoiser.encode is not None
+  return apart and blocks.length == blocks.window and not method.stopping.fills
+
+
 @dataclasses.dataclass(frozen=True)
 class Denoise:
   """One canvas per pass, see `denoise`."""
@@ -70,10 +77,11 @@ class Denoise:
 
   @property
   def grows(self) -> bool:
-    """Whether a canvas may be longer than what has begun of it: no slot sees a later block."""
-    denoiser, blocks = self.method.denoiser, self.method.blocks
-    apart = denoiser.block is not None or denoiser.encode is not None
-    return apart and blocks.length == blocks.window and not self.method.stopping.fills
+    """Whether a canvas may have fewer slots than are asked for, if all are there that have begun.
+
+    A round ends one block at most.
+    """
+    return _apart(self.method)
 
   def start(self, weights: Weights, canvas: Canvas) -> State:
     return denoise.compiled_start(self.method, weights, canvas)
@@ -93,11 +101,14 @@ class DraftVerify:
 
   method: DenoiseMethod
   guesses: int
-  grows = False
 
   @property
   def window(self) -> int:
     return self.method.blocks.window
+
+  @property
+  def grows(self) -> bool:
+    return _apart(self.method)  # guesses end with the block, and so does a round
 
   def start(self, weights: Weights, canvas: Canvas) -> State:
     return draft_verify.compiled_start(self.method, weights, canvas)

@@ -47,14 +47,16 @@ def test_its_blocks_and_its_cache_are_the_defaults(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", ["whole", "after_end"])
-def test_a_canvas_that_grows_changes_nothing(model, monkeypatch, stop):
+@pytest.mark.parametrize(
+  ("stop", "guesses"), [("whole", None), ("after_end", None), ("after_end", 3)]
+)
+def test_a_canvas_that_grows_changes_nothing(model, monkeypatch, stop, guesses):
   """Neither texts nor rounds, though most of what is asked for is not there at first."""
   model = dataclasses.replace(model, config=dataclasses.replace(CONFIG, max_length=256))
   found = {}
   for first in (12, 10**6):
     monkeypatch.setattr(diffusion_decoder, "FIRST", first)
-    decoder = DiffusionDecoder(model, "threshold-0.3", stopping=stop, batch=3)
+    decoder = DiffusionDecoder(model, "threshold-0.3", stopping=stop, guesses=guesses, batch=3)
     results = decoder([*PROMPTS, "copy : <|mask|> Ann ="], [150, 3, 40])
     found[first] = [(r.tokens, r.passes, r.filling.when) for r in results]
     assert (len(decoder._warm) > 2) == (first == 12)
