@@ -1,6 +1,7 @@
 """Tensors on disk in 8 bits: NAME holds whole numbers, and NAME.scale the step of each row.
 
-The step is 1/127 of the row's largest magnitude, so that a value is off by at most half a step.
+The step is 1/127 of the row's largest magnitude, so that a value is off by at most half a step. It
+is a float of 16 bits, or of 32 where those cannot hold it.
 """
 
 import pathlib
@@ -16,6 +17,7 @@ from specjax.models.weights import dense
 
 SCALE = ".scale"
 _LEAST = 2**14  # values of a tensor that is worth it; biases have fewer
+_HALF = np.finfo(np.float16)
 
 
 def cast(tensors: Tensors, dtype: DTypeLike) -> Tensors:
@@ -32,7 +34,9 @@ def narrow(tensors: Tensors) -> Tensors:
   found: Tensors = {}
   for name, x in tensors.items():
     if x.dtype.kind != "i" and x.ndim > 1 and x.size >= _LEAST and np.isfinite(x).all():
-      small = quantise(jnp.asarray(x), jnp.dtype(jnp.float32))
+      step = np.abs(x).max(-1) / 127
+      fits = (step == 0) | ((step >= _HALF.tiny) & (step < _HALF.max))
+      small = quantise(jnp.asarray(x), jnp.dtype(np.float16 if fits.all() else np.float32))
       found |= {name: np.asarray(small.rows), name + SCALE: np.asarray(small.scale)}
     else:
       found |= cast({name: x}, jnp.float16)
