@@ -66,7 +66,7 @@ OTHERS = ("draft_model, exits", "second row", "penalties", "momentum", "forced")
 
 
 @pytest.mark.slow
-@pytest.mark.full(but=["eagle", "draft_model"])
+@pytest.mark.full(but=["eagle"])
 @pytest.mark.parametrize("name", [x for x in METHODS if x not in (*OF_PASSES, *OTHERS)])
 def test_texts_and_rounds_are_those_of_one_alone(name, expected):
   make, options = METHODS[name]
