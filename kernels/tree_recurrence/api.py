@@ -14,7 +14,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from specjax.kernels.platform import device, mesh_axis
 
-NODES = 64  # of more the matrices [N, N] do not fit in a thread block's registers
+NODES = 32  # of more the matrices [N, N] do not fit in a thread block's registers
 _TILE = 16  # the least of a product's sizes
 
 Definition = Callable[..., tuple[Array, Array]]

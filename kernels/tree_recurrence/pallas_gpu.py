@@ -3,8 +3,8 @@
 XLA reads the memory twice, once with the keys and once with the queries, repeats both for the value
 heads, and writes what each product gives. Here a thread block has a part of a head's values: it
 reads its columns of the memory in pieces, and the system of the tree, its inverse and all that
-follows stay on the chip. Products are IEEE's of float32. Compiled for Hopper, it has not run on a
-GPU yet.
+follows stay on the chip. Products are IEEE's of float32. Compiled for
+Hopper, without a spilled register, it has not run on a GPU yet.
 
 Letters: those of `models.recurrence`, and P nodes with what fills a tile.
 """
