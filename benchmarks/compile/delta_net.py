@@ -4,7 +4,8 @@
 
 The layer is a Gated DeltaNet of Qwen3-Next's sizes, with weights in bfloat16 and a memory in
 float32. Its parts are the rule alone, with the triangular system of the tree; the layer's whole
-pass; and the commit of a path. Beside the bytes that the compiled program moves between memory and
+pass; and the commit of a path. Further there is Mamba-2's rule in Granite 4 tiny's sizes, which has
+nothing to solve. Beside the bytes that the compiled program moves between memory and
 chip stand the fewest: each argument is read once and each result written once. Nothing is executed
 or timed. The script needs the compilers (pip install .[aot]).
 """
@@ -22,15 +23,16 @@ from specjax import command_line
 from specjax.eval import compiled, report, table
 from specjax.eval.memory import size_of
 from specjax.kernels import topology
-from specjax.models import gated_delta, recurrence
+from specjax.models import gated_delta, recurrence, state_space
 from specjax.models.config import Config as ModelConfig
-from specjax.models.config import GatedDelta, Kind
+from specjax.models.config import GatedDelta, Kind, Mamba
 from specjax.models.delta_net import GatedDeltaNet
 from specjax.models.recurrence import State
 from specjax.models.weights import parameter
 from specjax.sampling import new_key
 
 SIZES = GatedDelta(key_heads=16, value_heads=32, key_dim=128, value_dim=128)
+MAMBA = Mamba(heads=48, head_dim=64, groups=1, state=128)
 WIDTH = 2048  # E
 
 
@@ -80,9 +82,13 @@ def parts(batch: int, config: Config) -> dict[str, tuple[Callable[..., Any], tup
   _, nodes, inputs = jax.eval_shape(through, params, x, mask, state)
   # An array that is there twice would count once.
   q, k, v, gate, rate = (shape(B, *x) for x in ((K, N, C), (K, N, C), (H, N, F), (H, N), (H, N)))
+  m = MAMBA
+  sizes = (m.heads, m.state, m.head_dim), (m.groups, N, m.state), (m.groups, N, m.state)
+  of_mamba = (shape(B, *x) for x in (*sizes, (m.heads, N, m.head_dim), (m.heads, N)))
   path = shape(B, config.committed, dtype=jnp.int32), shape(B, dtype=jnp.int32)
   return {
     "rule": (gated_delta.evaluate, (state.memory, q, k, v, gate, rate, mask)),
+    "rule of Mamba-2": (state_space.evaluate, (*of_mamba, mask)),
     "layer": (through, (params, x, mask, state)),
     "commit": (recurrence.commit, (state, nodes, inputs, *path)),
   }

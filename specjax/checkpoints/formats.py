@@ -91,7 +91,8 @@ def load(
     raise ValueError(f"{directory}/config.json is of no known format: {', '.join(FORMATS)} are.")
   if form == "specjax" or checks.is_own_file(called):
     return heads.load(directory, model, dtype, called, target_params)
-  quantised.check_config(pathlib.Path(directory), raw, quantised.FLOATS)
+  if form != "mtp" or not quantised.is_read(raw):  # its config.json is the target's
+    quantised.check_config(pathlib.Path(directory), raw, quantised.FLOATS)
   loaded = PUBLISHED[form].decode(raw, pathlib.Path(directory), model, dtype)
   return loaded if target_params is None else _without_copy(loaded, target_params)
 

@@ -19,6 +19,7 @@ from specjax.checkpoints import (
   harmless,
   hf_config,
   hf_pictures,
+  hf_rows,
   hf_tokenizer,
   hf_weights,
   quantised,
@@ -186,9 +187,9 @@ def load(
   named = own.get("specjax_template", usual)
   if family in hf_pictures.TEXTS:
     print(f"{directory} is read as its language model, without pictures.", file=sys.stderr)
-  params = hf_weights.read(
-    directory, raw, kind.layout(config), kind.spare(config), dtype, weights, mesh
-  )
+  spare = kind.spare(config)
+  spare |= hf_rows.more_drafts(raw, spare, config)
+  params = hf_weights.read(directory, raw, kind.layout(config), spare, dtype, weights, mesh)
   return Checkpoint(
     config=config,
     params=params,

@@ -93,7 +93,7 @@ MIXTRAL = HF | {
   "router": "block_sparse_moe.gate", "expert_gate": "block_sparse_moe.experts.{}.w1",
   "expert_up": "block_sparse_moe.experts.{}.w3", "expert_down": "block_sparse_moe.experts.{}.w2",
 }  # fmt: skip
-MIMO = HF | {"mtp": "model.mtp_layers.0"}
+MIMO = HF | {"mtp": "model.mtp_layers"}
 # q, k and v are one tensor.
 LLADA2 = HF | {
   "embedding": "model.word_embeddings", "out": "attention.dense",
@@ -120,7 +120,7 @@ Layout = dict[tuple[str, ...], list[Fusion]]
 
 def spare(c: Config, names: Names) -> frozenset[str]:
   """The LM head's tensor, which files may have although the embedding is the LM head, and those of
-  an MTP layer, which is a draft head."""
+  MTP layers, which are a draft head."""
   lm_head = {f"{names['lm_head']}.weight"} if c.tied else set()
   return frozenset(lm_head | ({f"{names['mtp']}.*"} if "mtp" in names else set()))
 

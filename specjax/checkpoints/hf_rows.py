@@ -92,6 +92,9 @@ def first(c: Config, kind: str) -> Kind:
   return every.get(kind, kinds_of(c)[0])
 
 
+_DRAFTS = 64  # layers that are read behind the last, at most
+
+
 class Row(NamedTuple):
   """One family.
 
@@ -153,6 +156,14 @@ def check_keys(
 def spare(row: Row, c: Config) -> frozenset[str]:
   """`Family.spare` of a row."""
   return hf_layout.spare(c, row.names) | {name.format(c.layers) for name in row.spare}
+
+
+def more_drafts(raw: Mapping[str, Any], spare: frozenset[str], c: Config) -> frozenset[str]:
+  """The names of further draft layers, where `spare` has those of one behind the last layer."""
+  count, of_one = raw.get("num_nextn_predict_layers"), f"model.layers.{c.layers}.*"
+  if of_one not in spare or not isinstance(count, int):
+    return frozenset()
+  return frozenset(f"model.layers.{c.layers + i}.*" for i in range(1, min(count, _DRAFTS)))
 
 
 def layout(row: Row, c: Config) -> Layout:

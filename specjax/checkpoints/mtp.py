@@ -5,12 +5,14 @@ norm of the token's embedding and one of the state before it, a projection that 
 layer of the target's kind, and a norm before the target's LM head: each family has its names for
 these. MiMo's projection has the state first, and it alone reads states before the final norm.
 
-DeepSeek-V3's and GLM-4.5's layers bring copies of the target's embedding and LM head, which are not
-read, and not written.
+Of several layers each is for a depth. All of them lie side by side; in Qwen's files they share the
+norms and the projection (vLLM's qwen3_next_mtp.py). DeepSeek-V3's and GLM-4.5's bring copies of the
+target's embedding and LM head, which are not read, and not written. Layers in few bits, as
+DeepSeek-V3's are published in FP8, are widened.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +21,11 @@ from jax.typing import DTypeLike
 
 from specjax import checks
 from specjax.base import Params
-from specjax.checkpoints import families, hf_pictures, published
+from specjax.checkpoints import families, hf_pictures, published, quantised, stored
+from specjax.checkpoints.files import Tensors
 from specjax.checkpoints.heads import LoadedHead
 from specjax.checkpoints.hf_layout import MIMO, Fusion, Layout, block, scatter, whole_stacks
-from specjax.heads.mtp import MTPConfig
+from specjax.heads.mtp import DEEPER, MTPConfig
 from specjax.heads.mtp import mtp as build
 from specjax.models.config import Config
 from specjax.models.transformer import target
@@ -31,7 +34,8 @@ _COUNT = "num_nextn_predict_layers"
 
 
 class Place(NamedTuple):
-  """Where a family keeps its layer; {} is the number of the target's layers.
+  """Where a family keeps its layers; {depth} is the number of one, from 0, and {behind} that in a
+  row with the target's.
 
   Attributes:
     layer: of the tensors that a layer of the target has, too.
@@ -52,28 +56,33 @@ class Place(NamedTuple):
   copies: tuple[str, ...] = ()
   before_norm: bool = False
 
-  def of(self, model: Config) -> "Place":
-    """That of a target, with the number of its layers."""
+  def of(self, model: Config, depth: int = 0) -> "Place":
+    """That of a layer, for a target."""
+    numbers = {"depth": depth, "behind": model.layers + depth}
     said: dict[str, Any] = {
-      x: value for x, value in self._asdict().items() if isinstance(value, str)
+      x: value.format(**numbers) for x, value in self._asdict().items() if isinstance(value, str)
     }
-    names: dict[str, Any] = {x: value.format(model.layers) for x, value in said.items()}
-    return self._replace(**names, copies=tuple(x.format(model.layers) for x in self.copies))
+    return self._replace(**said, copies=tuple(x.format(**numbers) for x in self.copies))
+
+  @property
+  def shares(self) -> bool:
+    """Whether layers share what is beside them."""
+    return "{" not in self.projection
 
 
-_LAYER, _BESIDE = "model.layers.{}", MIMO["mtp"]
+_LAYER, _BESIDE = "model.layers.{behind}", f"{MIMO['mtp']}.{{depth}}"
 _BEHIND = Place(
   _LAYER, f"{_LAYER}.eh_proj", f"{_LAYER}.enorm", f"{_LAYER}.hnorm", f"{_LAYER}.shared_head.norm",
   _COUNT, f"{_LAYER}.", (f"{_LAYER}.embed_tokens.weight", f"{_LAYER}.shared_head.head.weight"),
 )  # fmt: skip
 _APART = Place(
-  "mtp.layers.0", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm",
+  "mtp.layers.{depth}", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm",
   "mtp_num_hidden_layers", "mtp.",
 )  # fmt: skip
 PLACES = {
   "mimo": Place(
     _BESIDE, f"{_BESIDE}.input_proj", f"{_BESIDE}.token_layernorm", f"{_BESIDE}.hidden_layernorm",
-    f"{_BESIDE}.final_layernorm", _COUNT, _BESIDE.removesuffix("0"), before_norm=True,
+    f"{_BESIDE}.final_layernorm", _COUNT, f"{MIMO['mtp']}.", before_norm=True,
   ),
   "deepseek_v3": _BEHIND, "glm4_moe": _BEHIND,
   "qwen3_next": _APART, "qwen3_5_text": _APART, "qwen3_5_moe_text": _APART,
@@ -83,7 +92,7 @@ _TOWERS = ("qwen3_5", "qwen3_5_moe")  # for pictures, beside a text model of the
 
 # Of the target's, which `hf.load` reads, or of a head's.
 _OTHERS = ("specjax_depth", "eos_token_id", "specjax_template", "base_model_name_or_path",
-           "trained_for")  # fmt: skip
+           "trained_for", quantised.KEY)  # fmt: skip
 
 
 def _of_text(raw: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -97,9 +106,19 @@ def is_format(raw: Mapping[str, Any]) -> bool:
   return raw.get("model_type") in (*PLACES, *_TOWERS)
 
 
-def layout(family: str, model: Config) -> Layout:
-  """The parameters of the layer of a target."""
-  E, place = model.width, PLACES[family].of(model)
+def layout(family: str, model: Config, count: int = 1) -> Layout:
+  """The parameters of the layers of a target."""
+  first = _of_one(family, model, 0)
+  table = dict(first)
+  for depth in range(1, count):
+    own = _of_one(family, model, depth)
+    name = f"{DEEPER}{depth + 1}"
+    table |= {(name, *path): parts for path, parts in own.items() if parts != first[path]}
+  return table
+
+
+def _of_one(family: str, model: Config, depth: int) -> Layout:
+  E, place = model.width, PLACES[family].of(model, depth)
   row = families.ROWS.get(family)
   table: Layout = {
     (name, "weight"): [Fusion(f"{getattr(place, name)}.weight", (E,))]
@@ -117,15 +136,31 @@ def layout(family: str, model: Config) -> Layout:
 
 
 def _other_order(params: Params) -> Params:
-  """The module with the two halves of its projection's columns exchanged."""
+  """The modules with the two halves of their projections' columns exchanged."""
+  deeper = {k: _other_order(x) for k, x in params.items() if k.startswith(DEEPER)}
   projection = params["projection"]
-  return params | {"projection": jnp.roll(projection, projection.shape[1] // 2, 1)}
+  return params | deeper | {"projection": jnp.roll(projection, projection.shape[1] // 2, 1)}
+
+
+def _read(
+  directory: Path, raw: Mapping[str, Any], prefixes: Sequence[str], dtype: DTypeLike
+) -> tuple[Path, Tensors]:
+  """(path, tensors) of the names that begin so; those in few bits are widened to `dtype`."""
+  if not quantised.is_read(raw):
+    parts = [published.read(directory, published.FILES, x) for x in prefixes]
+    return parts[0][0], {k: x for _, own in parts for k, x in own.items()}
+  every = stored.of_directory(directory)
+  home = {k: x for k, x in every.items() if k.startswith(tuple(prefixes))}
+  few = quantised.find(home, raw, directory)
+  made_of = {name for each in few.values() for name in each.files}
+  tensors = {k: x.read() for k, x in home.items() if k not in made_of}
+  return directory, tensors | {k: x.read(dtype) for k, x in few.items()}
 
 
 def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> LoadedHead:
-  """A head for the target `model`, of whose checkpoint only the MTP layer is read.
+  """A head for the target `model`, of whose checkpoint only the MTP layers are read.
 
-  The layer was trained for the next token but one, and is used again for later ones.
+  The last layer is used again for tokens after its own.
   """
   where = f"{directory}/config.json"
   text = _of_text(raw, where)
@@ -133,11 +168,10 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   if not isinstance(family, str) or family not in PLACES:
     said = f"one of {', '.join(PLACES)}, the families whose MTP layer is read"
     checks.refuse(f"{where}: model_type", family, said)
-  place = PLACES[family].of(model)
+  place = PLACES[family]
   schema = {place.number: published.COUNT, "specjax_depth": published.COUNT}
   own = checks.fields_of(text, schema, where)
-  if (count := own.get(place.number, 1)) != 1:
-    checks.refuse(f"{where}: {place.number}", count, "1")
+  count = own.get(place.number, 1)
   kind = families.by_type(raw, where)
   network = kind.from_json(raw, where)
   kind.check_keys(raw, network, where, (*_OTHERS, place.number))
@@ -149,12 +183,13 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
     found, ours = (getattr(x, field.name) for x in (network, model))
     if found != ours and field.name != "max_length":
       raise ValueError(f"config.json: `{field.name}` must be the target's, {ours}, got {found}.")
-  path, tensors = published.read(directory, published.FILES, place.prefix)
-  table = whole_stacks(layout(family, model), {k: x.shape for k, x in tensors.items()})
-  copies = dict.fromkeys(place.copies, (model.vocab_size, model.width))
+  each = [place.of(model, depth) for depth in range(count)]
+  path, tensors = _read(directory, raw, [*dict.fromkeys(x.prefix for x in each)], dtype)
+  table = whole_stacks(layout(family, model, count), {k: x.shape for k, x in tensors.items()})
+  copies = {name: (model.vocab_size, model.width) for x in each for name in x.copies}
   params = published.gather(tensors, table, path, dtype, unused=copies)
-  depth = own.get("specjax_depth", MTPConfig().depth)
-  config = MTPConfig(depth, before_norm=place.before_norm)
+  depth = own.get("specjax_depth", max(MTPConfig().depth, count))
+  config = MTPConfig(depth, place.before_norm, count, place.shares and count > 1)
   params = _other_order(params) if place.before_norm else params
   return LoadedHead(build(target(model), config), {"params": params}, (), None, config, model)
 
@@ -180,10 +215,16 @@ def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> publi
       f"before_norm={config.before_norm}: the format mtp has {family}'s layer, which reads states "
       f"{state} the target's final norm."
     )
+  if config.modules > 1 and config.shares != place.shares:
+    raise ValueError(
+      f"shares={config.shares}: in the format mtp the layers of {family} "
+      f"{'share' if place.shares else 'do not share'} their norms and projection."
+    )
   params = loaded.params["params"]
   params = _other_order(params) if place.before_norm else params
   if is_mimo:
     raw |= {"model_type": "mimo", "architectures": ["MiMoForCausalLM"]}
-  raw |= {place.number: 1, "torch_dtype": jnp.dtype(dtype).name, "specjax_depth": config.depth}
-  tensors = scatter({"params": params}, layout(family, network), dtype)
+  raw |= {place.number: config.modules, "specjax_depth": config.depth}
+  raw |= {"torch_dtype": jnp.dtype(dtype).name}
+  tensors = scatter({"params": params}, layout(family, network, config.modules), dtype)
   return published.FILES[0], tensors, raw

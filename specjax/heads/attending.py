@@ -84,6 +84,10 @@ class Attending(OwnPass):
     """
     return last
 
+  def at(self, level: int) -> Attend:
+    """What attends from the nodes of a level, 0 the root's (static)."""
+    return self.attend
+
   def begin(self, params, target_params, state, context, depth):
     last, first = prefix.last(state)[:, None], self.first
     place = context.length[:, None] - 1
@@ -92,7 +96,7 @@ class Attending(OwnPass):
       if level >= first:
         # A root's row of `memory` is the newest of the cache, so `mask` loses its column.
         position = jnp.broadcast_to(state.cache.length[:, None] + level - 1, tokens.shape)
-        carry, fresh = self.attend(
+        carry, fresh = self.at(level)(
           params, target_params, carry, tokens, position, mask[:, :, first:], state.cache, rows
         )
         rows = _join(rows, fresh, 2)
@@ -110,7 +114,7 @@ class Attending(OwnPass):
       where, near = position + d - 1, sees
       if self.window is not None:
         near = sees & (where[:, :, None] - examples.position[:, None] < self.window)
-      state, fresh = self.attend(
+      state, fresh = self.at(d - 1)(
         params, target_params, state, token_at(examples, d), where, near, chain, text
       )
       states.append(state)

@@ -38,6 +38,10 @@ class OwnPass(Head):
   ) -> tuple[Step, Any, Any]:
     """(step, carry, memory) of a `Guesser` at the root, from the state of `memory`."""
 
+  def behind(self, state: Any) -> RunText | None:
+    """`memory` over tokens that follow those of its state, as `update` runs it."""
+    return self.memory
+
   def ids(self, params: Params) -> Array | None:
     """i32[W'], the target ids of the guesses, None where they are the target's."""
     return draft_vocabulary.ids(params)
@@ -82,7 +86,8 @@ class OwnPass(Head):
       verdict: Verdict,
       rows: Array,
     ) -> Any:
-      return prefix.update(self.memory, params, target_params, state, evaluation, verdict, rows)
+      memory = self.behind(state)
+      return prefix.update(memory, params, target_params, state, evaluation, verdict, rows)
 
     return Drafter(
       self.name,

@@ -13,6 +13,7 @@ of the causal one. The letters are those of `recurrence`.
 import jax.numpy as jnp
 from jax import Array
 
+from specjax.models import recurrence
 from specjax.models.recurrence import Nodes, decays, dot
 
 
@@ -27,7 +28,21 @@ def evaluate(
   goes_on: Array | None = None,
 ) -> tuple[Array, Nodes]:
   """The rule, as `recurrence` has it; gate and rate f32[B, H, N] are the logarithms of a, and b."""
-  key = k
+  read, update = recurrence.by_kernel_or(by_products, memory, q, k, v, gate, rate, mask, goes_on)
+  return read, Nodes(k, update, gate[..., None])
+
+
+def by_products(
+  memory: Array,
+  q: Array,
+  k: Array,
+  v: Array,
+  gate: Array,
+  rate: Array,
+  mask: Array,
+  goes_on: Array | None,
+) -> tuple[Array, Array]:
+  """(what the nodes read, their updates), in XLA."""
   q, k = (jnp.repeat(x, v.shape[1] // x.shape[1], axis=1) for x in (q, k))
   decay, kept = decays(gate, mask, goes_on)
   old = kept[..., None] * dot("bhnc,bhcf->bhnf", k, memory)
@@ -35,7 +50,7 @@ def evaluate(
   update = dot("bhnm,bhmf->bhnf", inverse(system), rate[..., None] * (v - old))
   read = kept[..., None] * dot("bhnc,bhcf->bhnf", q, memory)
   read += dot("bhnm,bhmf->bhnf", decay * dot("bhnc,bhmc->bhnm", q, k), update)
-  return read, Nodes(key, update, gate[..., None])
+  return read, update
 
 
 def inverse(system: Array) -> Array:

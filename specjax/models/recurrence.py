@@ -27,6 +27,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from specjax.kernels import tree_recurrence
+
 PIECE = 64  # tokens of a text that are evaluated at once
 _LEAST = -128.0  # of the logarithm of a gate, whose exponential is 0 from -104 on
 dot = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
@@ -115,6 +117,25 @@ def decays(gate: Array, mask: Array, goes_on: Array | None) -> tuple[Array, Arra
   decay = jnp.exp(jnp.where(mask[:, None], between, -jnp.inf))
   kept = jnp.exp(since)
   return decay, kept if goes_on is None else jnp.where(goes_on[:, None], kept, 0)
+
+
+def by_kernel_or(
+  definition: tree_recurrence.Definition,
+  memory: Array,
+  q: Array,
+  k: Array,
+  v: Array,
+  gate: Array,
+  rate: Array | None,
+  mask: Array,
+  goes_on: Array | None,
+) -> tuple[Array, Array]:
+  """What the nodes read and their updates, by the kernel where there is one, or the definition."""
+  if tree_recurrence.refusal(memory, q) is not None:
+    return definition(memory, q, k, v, gate, rate, mask, goes_on)
+  if goes_on is None:
+    goes_on = jnp.ones(mask.shape[:2], bool)
+  return tree_recurrence.evaluate(definition, memory, q, k, v, gate, rate, mask, goes_on)
 
 
 def advanced(memory: Array, nodes: Nodes, live: Array) -> Array:

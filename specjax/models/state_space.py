@@ -14,6 +14,7 @@ v_i, its state of N x P numbers a memory of C x F. The letters are those of `rec
 import jax.numpy as jnp
 from jax import Array
 
+from specjax.models import recurrence
 from specjax.models.recurrence import Nodes, decays, dot
 
 
@@ -27,8 +28,23 @@ def evaluate(
   goes_on: Array | None = None,
 ) -> tuple[Array, Nodes]:
   """The rule, as `recurrence` has it; gate f32[B, H, N] are the logarithms of a."""
+  read, _ = recurrence.by_kernel_or(by_products, memory, q, k, v, gate, None, mask, goes_on)
+  return read, Nodes(k, v, gate[..., None])
+
+
+def by_products(
+  memory: Array,
+  q: Array,
+  k: Array,
+  v: Array,
+  gate: Array,
+  rate: None,
+  mask: Array,
+  goes_on: Array | None,
+) -> tuple[Array, Array]:
+  """(what the nodes read, their updates v), in XLA."""
   each = v.shape[1] // q.shape[1]
   decay, kept = decays(gate, mask, goes_on)
   scores = decay * jnp.repeat(dot("bknc,bkmc->bknm", q, k), each, axis=1)
   read = kept[..., None] * dot("bhnc,bhcf->bhnf", jnp.repeat(q, each, axis=1), memory)
-  return read + dot("bhnm,bhmf->bhnf", scores, v), Nodes(k, v, gate[..., None])
+  return read + dot("bhnm,bhmf->bhnf", scores, v), v

@@ -41,6 +41,8 @@ HEADS = {
   "eagle3, a window": eagle3(target(MODEL), Eagle3Config(depth=D, window=D + 2)),
   "eagle3, two hidden_layers": eagle3(target(MODEL), Eagle3Config(depth=D, hidden_layers=(4, 0))),
   "mtp": mtp(target(MODEL), MTPConfig(depth=D)),
+  "mtp, two modules": mtp(target(MODEL), MTPConfig(depth=D, modules=2, shares=True)),
+  "mtp, three modules": mtp(target(MODEL), MTPConfig(depth=D, modules=3)),
   "jakiro": jakiro(target(MODEL), JakiroConfig(depth=D)),
   "griffin": griffin(target(MODEL), GriffinConfig(depth=D, mlp_width=10)),
 }
@@ -164,8 +166,14 @@ def naive_states(name, tokens, hidden, hidden_layers, t: int) -> list[np.ndarray
   else:
     pairs = list(hidden[: t + 1])
   states: list[np.ndarray] = []
-  for _ in range(D):
-    state, e = np.stack(pairs), embedding[tokens[1 : len(pairs) + 1]]
+  # Row i of module d of several has the state of row i of the one before, and token i + d.
+  *earlier, w = [w, *(w | w[key] for key in sorted(w) if key.startswith("depth_"))]
+  for d, own in enumerate(earlier, 1):
+    pairs = list(mtp_layer(own, np.stack(pairs), embedding[tokens[d : d + t + 1]]))
+    states.append(pairs[-1])
+  first = len(states) + 1
+  for _ in range(D - len(states)):
+    state, e = np.stack(pairs), embedding[tokens[first : len(pairs) + first]]
     output = LAYERS[HEADS[name].name](w, state, e)[-1]
     pairs.append(output[STATE.get(name, slice(E))])
     above = states[-1][E : 2 * E] if name == "jakiro" and states else []
@@ -173,7 +181,12 @@ def naive_states(name, tokens, hidden, hidden_layers, t: int) -> list[np.ndarray
   return states
 
 
-@pytest.mark.full(but=["eagle", "eagle3", "jakiro", "mtp", "griffin"])
+def modules(name: str) -> int:
+  """How many a head has that takes them in turn."""
+  return {"mtp, two modules": 2, "mtp, three modules": 3}.get(name, 1)
+
+
+@pytest.mark.full(but=["eagle", "eagle3", "jakiro", "mtp", "mtp, two modules", "griffin"])
 @pytest.mark.parametrize("name", HEADS)
 def test_unroll_is_drafting_without_a_cache(name):
   """Training-time test: every guess is from true states up to `at`, own ones after it."""
@@ -198,15 +211,19 @@ def test_unroll_is_drafting_without_a_cache(name):
       want = naive_states(name, padded, hidden[b, text], [x[b, text] for x in hidden_layers], t)
       for d in range(D):
         assert np.isfinite(got[d][b, m]).all()
-        if t + d + 1 < len(text):
-          np.testing.assert_allclose(got[d][b, m], want[d], rtol=1e-3, atol=1e-4)
+        if t + d + 1 < len(text) and t >= modules(name) - 2:
+          found = head.feature(got[d][b, m], d + 1) if head.name == "mtp" else got[d][b, m]
+          np.testing.assert_allclose(found, want[d], rtol=1e-3, atol=1e-4)
           checked += 1
   assert checked > M * D  # of twice as many
 
 
-@pytest.mark.full(but=["eagle3, a window"])
-@pytest.mark.parametrize("name", ["eagle, a window", "eagle3, a window"])
-def test_a_window_is_obeyed_over_the_cache(name):
+CACHED = ["eagle, a window", "eagle3, a window", "mtp, two modules", "mtp, three modules"]
+
+
+@pytest.mark.full(but=["eagle3, a window", "mtp, three modules"])
+@pytest.mark.parametrize("name", CACHED)
+def test_windows_and_modules_over_the_cache(name):
   """The chain of best guesses after a prompt, which is longer than the window."""
   head, (model, own) = HEADS[name], weights_of(name)
   drafter = drafting.drafter(head, tuple((0,) * d for d in range(1, D + 1)))
@@ -231,9 +248,10 @@ def test_a_window_is_obeyed_over_the_cache(name):
       name, text, features.hidden[b], [x[b] for x in features.hidden_layers], n - 2
     )
     for d, state in enumerate(states, 1):
-      logits = np.asarray(head.read(own, model, jnp.asarray(state, jnp.float32), d))
+      state = jnp.tile(jnp.asarray(state, jnp.float32), modules(name))
+      logits = np.asarray(head.read(own, model, state, d))
       assert drafted.tokens[b, d] in np.flatnonzero(logits > logits.max() - 1e-4)
-  assert head.window < 8
+  assert head.window is None or head.window < 8
 
 
 def test_a_window_of_the_draft_alone_is_refused():
@@ -274,9 +292,9 @@ TREES = {
 
 
 @pytest.mark.slow
-@pytest.mark.full(but=["eagle-dynamic"])
+@pytest.mark.full(but=["eagle-dynamic", "mtp, three modules-dynamic"])
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
-@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp, three modules"])
 def test_memory_after_some_rounds_is_that_of_the_text_from_scratch(name, tree):
   """Rows of different lengths, finished ones among them; what was only guessed leaves no trace."""
   head, (model, own) = HEADS[name], weights_of(name)
