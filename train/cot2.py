@@ -58,7 +58,7 @@ class Config:
   held_out: Share = 0.2
   traces: Natural = 0
   samples: tuple[int, ...] = (1, 3, 8)
-  network: Network = Network(width=64, layers=2, heads=4, kv_heads=4, head_dim=16, mlp_width=256)
+  network: Network = Network(width=32, layers=1, heads=1, kv_heads=1, head_dim=32, mlp_width=128)
   training: Training = Training(steps=2000, batch=256, rate=3e-3, warmup=100, save_every=1000)
 
 
@@ -95,8 +95,8 @@ def main(config: Config) -> None:
   begin = transformer.init(shape, new_key(seed))
   found = {}
 
-  def measured(name: str, *given) -> None:
-    rights, of = right(shape, *given, seed)
+  def measured(name: str, params: Params, asked: Examples, choose: continuous.Choose) -> None:
+    rights, of = right(shape, params, asked, choose, seed)
     interval = metrics.wilson_interval(rights, of)
     found[name] = table.estimate(100 * rights / of, [100 * x for x in interval])
 

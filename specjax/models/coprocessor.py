@@ -7,7 +7,8 @@ the model reads them as embeddings behind the text, and goes on.
 Letters: B batch, T earlier rows, G places of a text, N rows at each, L latents, E width.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -74,8 +75,9 @@ def read(
     return own.final_norm(x), kv
 
   rows = x.reshape(B, G * N, E), at.reshape(B, G * N), mask, earlier
-  hidden, kv = transformer.Transformer(config).apply(params, *rows, method=behind)
-  return jnp.asarray(hidden).reshape(B, G, N, E), kv
+  apply: Callable[..., Any] = transformer.Transformer(config).apply
+  hidden, kv = apply(params, *rows, method=behind)
+  return hidden.reshape(B, G, N, E), kv
 
 
 def latents(config: Config, own: Coprocessor, position: Array, earlier: KV, seen: Array) -> Array:
