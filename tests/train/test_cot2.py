@@ -50,6 +50,7 @@ def test_a_discrete_chain_is_greedy_decoding():
 
 
 @pytest.mark.slow
+@pytest.mark.full(but=["drawn"])
 @pytest.mark.parametrize("choose", [continuous.whole, continuous.drawn(3)], ids=["whole", "drawn"])
 def test_thoughts_that_are_read_at_once_are_those_that_were_thought(choose):
   seen = []
