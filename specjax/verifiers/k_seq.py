@@ -3,33 +3,48 @@
 import functools
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
 from specjax.sampling import COIN, RESIDUAL, NoiseSource
 from specjax.trees.structure import ending_at, gather, same_prefix
 from specjax.verifiers import siblings
 
-_BISECTIONS = 40
+_HALVINGS = 30  # of an interval for rho, a few numbers for each
 
 
 def ratio(p: Array, q: Array, count: Array) -> tuple[Array, Array]:
   """(rho, beta) of k = `count` siblings: the smallest rho with 1 - (1 - beta)^k <= rho beta.
 
-  beta is the mass of min(q, p / rho), p and q f32[..., V]. rho is found up to 2^-40.
+  beta is the mass of min(q, p / rho), p and q f32[..., V]. With the tokens fixed that give q, of
+  mass Q, and the others of p, of mass P, beta is Q + P / rho, which is no less than it is of any
+  rho: the rho of that is at most the one wanted, and at it more tokens give p. So rho rises, by few
+  passes over the vocabulary, to the last bits of float32, and ends where no token changes sides.
   """
   k = jnp.maximum(count, 1).astype(jnp.float32)
 
-  def beta(rho: Array) -> Array:
-    return jnp.minimum(q, p / rho[..., None]).sum(-1)
+  def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
+    rho, _ = state
+    by_q = rho[..., None] * q <= p
+    Q, P = jnp.where(by_q, q, 0.0).sum(-1), jnp.where(by_q, 0.0, p).sum(-1)
 
-  low, high = jnp.ones_like(k), k
-  for _ in range(_BISECTIONS):
-    middle = (low + high) / 2
-    b = beta(middle)
-    enough = 1 - (1 - b) ** k <= middle * b
-    low, high = jnp.where(enough, low, middle), jnp.where(enough, middle, high)
-  return high, beta(high)
+    def enough(rho: Array) -> Array:
+      beta = Q + P / rho
+      return 1 - jnp.maximum(1 - beta, 0.0) ** k <= rho * beta
+
+    def halve(_, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+      low, high = ends
+      middle = (low + high) / 2
+      there = enough(middle)
+      return jnp.where(there, low, middle), jnp.where(there, middle, high)
+
+    there = enough(rho)
+    higher = jnp.where(there, rho, lax.fori_loop(0, _HALVINGS, halve, (rho, k))[1])
+    return higher, ~there & (higher < k)  # k is always enough
+
+  begin = jnp.ones_like(k), jnp.ones(k.shape, bool)
+  rho, _ = lax.while_loop(lambda state: state[1].any(), step, begin)
+  return rho, jnp.minimum(q, p / rho[..., None]).sum(-1)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ SCRIPTS = {
   "acceptance": ("--model", "gsm8k-7m", "--draft", "gsm8k-7m"), "filter": ("--model", "lists-3m"),
   "distill": ("--model", "lists-3m"), "draft_model": ("--model", "gsm8k-7m"),
   "skipping": ("--model", "gsm8k-7m"), "duo": ("--model", "gsm8k-7m"),
-  "parscale": ("--model", "gsm8k-7m"),
+  "parscale": ("--model", "gsm8k-7m"), "coprocessor": ("--model", "gsm8k-7m"),
   "joint": ("--model", "gsm8k-7m", "--init", "specjax/zoo/gsm8k-7m-medusa"),
 }  # fmt: skip
 DRAFTING = ("heads", "acceptance", "draft_model", "joint")  # from answers of their own making

@@ -124,6 +124,21 @@ def test_trees(widths, how, verifier, want):
   np.testing.assert_allclose(got, want, rtol=0, atol=2e-6)
 
 
+def test_the_ratio_of_k_seq_accepts_what_the_figures_say():
+  """Flat and peaked distributions, equal and disjoint ones, and tokens without mass."""
+  rng = np.random.default_rng(0)
+  p, q = (rng.dirichlet(np.full(40, x), 30) for x in (0.1, 0.3))
+  q[10:15], p[15:20, :20], q[15:20, 20:] = p[10:15], 0, 0
+  p, q = (x / x.sum(-1, keepdims=True) for x in (p, q))
+  for count in range(1, 7):
+    of_rows = np.full(30, count, np.int32)
+    rho, beta = ratio(*(jnp.asarray(x, jnp.float32) for x in (p, q)), jnp.asarray(of_rows))
+    assert (np.asarray(rho) >= 1).all() and (np.asarray(rho) <= count).all()
+    accepted = 1 - (1 - np.asarray(beta, np.float64)) ** count
+    want = [theory.acceptance(x, y, count, "k_seq") for x, y in zip(p, q, strict=True)]
+    np.testing.assert_allclose(accepted, want, atol=2e-6)
+
+
 def with_multiplicity(p, q, widths, alive: int = 1) -> float:
   """Expected tokens of K-SEQ where `alive` nodes of one text have widths[0] children each."""
   if not widths:
