@@ -454,14 +454,15 @@ class Expects(Protocol):
 
 
 class ChooseSize(Protocol):
-  """Which of `Drafter.sizes` drafts in the next rounds, chosen on the host.
+  """Which of `Drafter.sizes` drafts in the next rounds, and what a round of them is expected to
+  cost, chosen on the host.
 
   Args:
-    prices: f64[C], of a round of each size, in any one unit.
+    prices: f64[C], of a round with a draft of each size, in any one unit.
     state: the drafter's, which tells what all rows have seen.
   """
 
-  def __call__(self, prices: np.ndarray, state: Any, /) -> int: ...
+  def __call__(self, prices: np.ndarray, state: Any, /) -> tuple[int, float]: ...
 
 
 class Drafter(NamedTuple):
@@ -486,6 +487,7 @@ class Drafter(NamedTuple):
     sizes: of a drafter whose drafts have several sizes, one drafter for each, the last of N nodes;
       all have its state, its weights and its depth. It is itself the last of them.
     chooser: with `sizes`, makes what chooses among them, and may remember; see `Decoder.advance`.
+      It is told whether passes are narrow where no row has a guess, see `specjax.bucketing`.
   """
 
   name: str
@@ -503,7 +505,7 @@ class Drafter(NamedTuple):
   expects: Expects | None = None
   by_pieces: bool = False
   sizes: "tuple[Drafter, ...]" = ()
-  chooser: Callable[[], ChooseSize] | None = None
+  chooser: Callable[[bool], ChooseSize] | None = None
 
 
 class InitProcessor(Protocol):

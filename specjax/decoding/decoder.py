@@ -129,7 +129,8 @@ class Decoder:
     self.method = method(target, guess, found, called, model.narrow_passes(guess))
     self.weights = speculate.Weights(model.params, weights, judge)
     self.prices = None
-    self._choose = guess.chooser() if guess.chooser is not None else None
+    narrow = 1 in self.method.narrow
+    self._choose = guess.chooser(narrow) if guess.chooser is not None else None
     self._warm: set[tuple[int, int]] = set()
 
   def over(self, target: Target, drafter: Drafter) -> "Decoder":
@@ -236,14 +237,14 @@ class Decoder:
       )
     B, methods = len(request.limit), self.methods
     while rounds > 0:
-      size, now = choose(prices.of(B), state.drafter), min(rounds, ROUNDS)
+      (size, expected), now = choose(prices.of(B), state.drafter), min(rounds, ROUNDS)
       begin = time.perf_counter()
       state = speculate.compiled_advance(
         methods[size], self.weights, request, state, jnp.int32(now)
       )
       if np.asarray(state.done).all():  # maybe before the last of these rounds
         break
-      prices.learn(B, size, (time.perf_counter() - begin) / now)
+      prices.learn(B, size, (time.perf_counter() - begin) / (now * expected))
       rounds -= now
     return state
 

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 ROUNDS = 4  # after which another size of draft may be chosen
-SEEN, UNSEEN = 0.2, 0.02  # how far a price goes to what rounds took, and that of another size
-MOST = 3.0  # times its price, as which longer rounds count
+# As which power of what rounds took over what was expected a price changes: that of every size, for
+# the machine and the texts are slower alike, and that of their size once more.
+ALL, OWN = 0.2, 0.1
+UNSEEN = 0.02  # how far other prices go to the same multiple of what was timed
+MOST = 3.0  # times what was expected, as which longer rounds count
 
 
 class Prices:
@@ -30,13 +33,13 @@ class Prices:
     """Seconds f64[C] of a round of B rows."""
     return self._timed[B] * self._factors[B]
 
-  def learn(self, B: int, size: int, seconds: float) -> None:
-    """A round of B rows took so long.
+  def learn(self, B: int, size: int, ratio: float) -> None:
+    """Rounds of B rows took `ratio` times what was expected of them.
 
-    Sizes that are not run follow slowly, so that neither a busy machine nor one long round decides
-    for good which of them is run.
+    So neither a busy machine nor one long round decides which size is run, and a size that was not
+    run for long is thought of as off by as much as the one that is.
     """
-    factors = self._factors[B]
-    ratio = seconds / self._timed[B][size]
-    factors[size] += SEEN * (min(ratio, MOST * factors[size]) - factors[size])
+    factors, error = self._factors[B], min(ratio, MOST)
+    factors *= error**ALL
+    factors[size] *= error**OWN
     factors += UNSEEN * (factors[size] - factors)

@@ -24,7 +24,7 @@ from specjax.models.attention import queries
 from specjax.models.chunks import chunk
 from specjax.models.config import Config
 from specjax.serving.paging import lowered_piece, over_pages, state_shapes
-from specjax.serving.pieces import check_pieces
+from specjax.serving.pieces import axes_of, check_pieces
 
 GUESSES = 4  # of a batch, each of which compiles two programs
 
@@ -39,7 +39,8 @@ class Memory(NamedTuple):
     state: what the drafter keeps, of which its caches may be in pages, too; texts and
       log-probabilities.
     prefill, round: what is set aside besides for the prompts, and for a round.
-    prefixes: what a server keeps of prompts, and the row into which it reads one in pieces.
+    prefixes: what a server keeps of prompts, and the row into which it reads one in pieces; with
+      pages what may be kept beside each of them, such as the state of recurrent layers.
   """
 
   weights: int
@@ -159,6 +160,7 @@ def _in_pages(decoder: Decoder, max_length: int, count: int) -> Memory:
     size_of(state._replace(cache=())),
     _besides(lowered_piece(decoder, capacity, count).compile()),
     _besides(advance.compile()),
+    count * axes_of(decoder, capacity)[1],
   )
 
 

@@ -10,7 +10,7 @@ from jax import Array, lax
 from specjax.base import KV, Cache, Evaluation, Params, Target
 from specjax.kernels.tree_attention import Paged
 from specjax.models import pages
-from specjax.models.pages import PagedCache
+from specjax.models.pages import PagedCache, PagedHybrid
 from specjax.models.recurrence import State
 from specjax.models.writing import Index, row_of, spread, written
 
@@ -22,13 +22,18 @@ class Newest(NamedTuple):
 
 
 def rows_of(cache: Any) -> KV:
-  """What a cache holds that is dense, or lies in pages: of each layer an array, or `Paged`.
+  """What a cache holds that is dense, or lies in pages: of each layer an array, or `Paged`; of a
+  recurrent layer its state, and nothing.
 
   It raises ValueError for another, which only its own target reads.
   """
   if isinstance(cache, PagedCache):
     k, v = (tuple(Paged(x, cache.table) for x in xs) for xs in cache.kv)
     return KV(k, v)
+  if isinstance(cache, PagedHybrid):
+    attending = zip(*rows_of(cache.pages), strict=True)
+    each = [next(attending) if state is None else (state, ()) for state in cache.states]
+    return KV(*zip(*each, strict=True))
   if not isinstance(cache, Cache):
     raise ValueError("the target's cache must be dense for a drafter that reads it.")
   return cache.kv

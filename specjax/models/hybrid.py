@@ -1,7 +1,8 @@
 """The cache of a network some of whose layers are recurrent: rows of the others, and their states.
 
 It is a `Cache`. At a recurrent layer its `k` has the `State` and its `v` nothing; fresh ones have
-the `Nodes` and the convolution's inputs. All but `prefill` and `commit` hand it on as it is.
+the `Nodes` and the convolution's inputs. All but `prefill` and `commit` hand it on as it is. Where
+rows lie in pages it is a `PagedHybrid`.
 
 Letters: B batch, T padded length of prompts, N nodes, A rows of an accepted path, S capacity.
 """
@@ -17,9 +18,10 @@ from jax.sharding import PartitionSpec
 from specjax.base import KV, Cache
 from specjax.kernels.platform import mesh_axis
 from specjax.models import cache as kv_cache
-from specjax.models import recurrence
+from specjax.models import pages, recurrence
 from specjax.models.chunks import Read, committed
 from specjax.models.config import Config
+from specjax.models.pages import PagedHybrid
 from specjax.models.recurrence import Nodes, State
 
 
@@ -51,8 +53,30 @@ def _by_layer(
   return Cache(KV(tuple(k), tuple(v)), cache.length)
 
 
-def commit(cache: Cache, kv: KV, path: Array, rows: Array) -> Cache:
+def in_pages(cache: Cache) -> PagedHybrid:
+  """A dense cache whose rows are put into pages, see `pages.begun`."""
+  states = tuple(x if isinstance(x, State) else None for x in cache.kv.k)
+  rows = KV(*(tuple(x for x in xs if isinstance(x, Array)) for xs in cache.kv))
+  return PagedHybrid(pages.begun(Cache(rows, cache.length)), states)
+
+
+def _paged_commit(cache: PagedHybrid, kv: KV, path: Array, rows: Array) -> PagedHybrid:
+  states, k, v = list[State | None](), list[Any](), list[Any]()
+  for nodes, inputs, state in zip(*kv, cache.states, strict=True):
+    if isinstance(nodes, Nodes) and state is not None:
+      states.append(recurrence.commit(state, nodes, inputs, path, rows))
+    else:
+      states.append(None)
+      k.append(nodes)
+      v.append(inputs)
+  rest = pages.commit(cache.pages, KV(tuple(k), tuple(v)), path, rows)
+  return PagedHybrid(rest, tuple(states))
+
+
+def commit(cache: Any, kv: KV, path: Array, rows: Array) -> Any:
   """`cache.commit`; the states go on along the first rows[b] nodes of path[b]."""
+  if isinstance(cache, PagedHybrid):
+    return _paged_commit(cache, kv, path, rows)
   states = [x if isinstance(x, State) else None for x in cache.kv.k]
   old = KV(*(tuple(x for x in xs if isinstance(x, Array)) for xs in cache.kv))
   return _by_layer(

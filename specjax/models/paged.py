@@ -8,7 +8,7 @@ import jax
 from jax import Array
 
 from specjax.base import KV, Cache, Context, Drafter, Features, LayeredTarget, Params
-from specjax.models import transformer
+from specjax.models import hybrid, transformer
 from specjax.models.config import Config
 from specjax.models.pages import begun
 
@@ -17,13 +17,7 @@ def unlike(config: Any) -> str:
   """What a network has that no cache in pages keeps; "" where it has nothing such."""
   if not isinstance(config, Config):
     return "layers of another kind"
-  found = {
-    "recurrent layers": config.recurrent,
-    "latent attention": config.latent is not None,
-    "a sliding window": bool(config.windows),
-    "attention to what follows": not config.causal,
-  }
-  return next((name for name, there in found.items() if there), "")
+  return "" if config.causal else "attention to what follows"
 
 
 @functools.cache
@@ -31,10 +25,11 @@ def paged(config: Config) -> LayeredTarget:
   """The network of a config over caches in pages; one object for each, so that jit caches hit.
 
   What `prefill` makes has pages for B rows of its capacity. Whoever shares pages makes tables of
-  his own, see `serving.pool`.
+  his own, see `serving.pool`. Latents lie in pages as keys and values do. A layer with a window has
+  pages for the whole text, and a recurrent one a state of its own for each row.
 
   Raises:
-    ValueError: a network with one of the features that `unlike` names.
+    ValueError: a network with what `unlike` names.
   """
   if kind := unlike(config):
     raise ValueError(f"a network whose cache is in pages must have no {kind}.")
@@ -42,18 +37,18 @@ def paged(config: Config) -> LayeredTarget:
 
   def prefill(params: Params, tokens: Array, length: Array, capacity: int, hidden_layers=()):
     cache, features = lm.prefill(params, tokens, length, capacity, hidden_layers)
-    return begun(cache), features
+    return hybrid.in_pages(cache) if config.recurrent else begun(cache), features
 
   return dataclasses.replace(lm, prefill=prefill)
 
 
 def _fits(x: Any, capacity: int) -> bool:
-  """Whether a cache has, of all layers, S = `capacity` rows of keys and of values as wide."""
+  """Whether a cache has, of all layers, S = `capacity` rows of keys and of values."""
   if not isinstance(x, Cache):
     return False
   each = jax.tree.leaves(x.kv, is_leaf=lambda y: isinstance(y, KV))
   return all(
-    isinstance(k, Array) and isinstance(v, Array) and k.shape == v.shape and k.shape[2] == capacity
+    isinstance(k, Array) and isinstance(v, Array) and k.shape[2] == v.shape[2] == capacity
     for kv in each
     for k, v in zip(*kv, strict=True)
   )
@@ -64,8 +59,7 @@ def drafting(drafter: Drafter) -> Drafter:
   """A drafter whose own caches are in pages; one object for each, so that jit caches hit.
 
   They are those of an EAGLE head's layers, or of a draft model. Each has a row where the target's
-  has one, so one table serves for all. Recurrent layers and latent attention keep what they have,
-  and so do caches of other kinds.
+  has one, so one table serves for all. Caches of other kinds stay as they are.
   """
 
   def init(

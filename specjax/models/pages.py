@@ -36,13 +36,31 @@ class PagedCache(NamedTuple):
   length: Array
 
 
+class PagedHybrid(NamedTuple):
+  """A cache of which layers that attend lie in pages, and recurrent ones have states.
+
+  Attributes:
+    pages: of the layers that attend, in order.
+    states: of each layer its `recurrence.State`, None where it attends.
+  """
+
+  pages: PagedCache
+  states: tuple[Any, ...]
+
+  @property
+  def length(self) -> Array:
+    """i32[B], as in `Cache`."""
+    return self.pages.length
+
+
 def begun(cache: Cache) -> PagedCache:
   """A dense cache in pages: page 0, and S / 64 pages of each row's own, one row after another."""
 
   def cut(x: Array) -> Array:
     x = jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % PAGE), (0, 0)))
     B, K, S, C = x.shape
-    pages = x.reshape(B, K, S // PAGE, PAGE, C).swapaxes(1, 2).reshape(-1, K, PAGE, C)
+    pages = x.reshape(B, K, S // PAGE, PAGE, C).swapaxes(1, 2)
+    pages = pages.reshape(B * (S // PAGE), K, PAGE, C)
     return jnp.pad(pages, ((1, 0), (0, 0), (0, 0), (0, 0)))
 
   B, S = len(cache.length), jax.tree.leaves(cache.kv)[0].shape[2]

@@ -19,18 +19,42 @@ from specjax.decoding.decoder import Decoder
 from specjax.decoding.prices import ROUNDS, Prices
 from specjax.kernels import compiled, skinny
 
-TIMES = 7  # of which the median counts
+TIMES, SECONDS = 7, 0.5  # turns at least, of which the median counts; more in so many seconds
+
+
+def _rounds(decoder: Decoder) -> int:
+  """How many rounds are timed together.
+
+  Behind a prompt of one token again and again the first round has a whole draft; those after it may
+  find nothing, and then run a narrower pass where there are such passes.
+  """
+  return 1 if decoder.method.narrow else ROUNDS
+
+
+def _turn(
+  decoder: Decoder, request: speculate.DecodeRequest, begun: speculate.DecodeState
+) -> list[float]:
+  """Seconds of a round of each size."""
+  taken = []
+  for method in decoder.methods:
+    state = jax.block_until_ready(jax.tree.map(jnp.copy, begun))
+    begin = time.perf_counter()
+    state = speculate.compiled_advance(
+      method, decoder.weights, request, state, jnp.int32(_rounds(decoder))
+    )
+    passes = int(np.asarray(state.stats.passes).max())
+    taken.append((time.perf_counter() - begin) / max(passes, 1))
+  return taken
 
 
 def measure(decoder: Decoder, batches: Sequence[int], T: int, capacity: int) -> np.ndarray:
-  """Seconds f64[len(batches), C] of a round of B rows behind a prompt of T tokens.
+  """Seconds f64[len(batches), C] of a round of B rows with a whole draft behind T tokens.
 
   Args:
     decoder: its drafter is `by_load`.
     capacity: S of the caches.
   """
-  methods = decoder.methods
-  found = np.zeros((len(batches), len(methods)))
+  found = np.zeros((len(batches), len(decoder.methods)))
   for i, B in enumerate(batches):
     limit = np.full(B, capacity - 1 - decoder.method.drafter.depth)
     request = decoder.request(np.zeros(B, int), limit)
@@ -39,17 +63,11 @@ def measure(decoder: Decoder, batches: Sequence[int], T: int, capacity: int) -> 
     begun = speculate.compiled_start(
       decoder.method, decoder.weights, tokens, length, request, capacity
     )
-    seconds: list[list[float]] = [[] for _ in methods]
-    for _ in range(1 + TIMES):  # in turns; the first may compile
-      for method, own in zip(methods, seconds, strict=True):
-        state = jax.block_until_ready(jax.tree.map(jnp.copy, begun))
-        begin = time.perf_counter()
-        state = speculate.compiled_advance(
-          method, decoder.weights, request, state, jnp.int32(ROUNDS)
-        )
-        passes = int(np.asarray(state.stats.passes).max())
-        own.append((time.perf_counter() - begin) / max(passes, 1))
-    found[i] = [np.median(own[1:]) for own in seconds]
+    _turn(decoder, request, begun)  # may compile
+    end, turns = time.perf_counter() + SECONDS, list[list[float]]()
+    while len(turns) < TIMES or time.perf_counter() < end:
+      turns.append(_turn(decoder, request, begun))
+    found[i] = np.median(turns, 0)
   return found
 
 
@@ -61,8 +79,8 @@ def _file(decoder: Decoder, batches: Sequence[int], T: int, capacity: int) -> pa
     "pages": decoder.method.target is not decoder.model.target,
     "processors": [one.name for one in decoder.method.processors],
     "dtype": str(jnp.dtype(decoder.model.dtype)),
-    "rounds": ROUNDS, "batches": list(batches), "T": T, "capacity": capacity,
-    "jax": jax.__version__,
+    "rounds": _rounds(decoder), "seconds": SECONDS, "batches": list(batches), "T": T,
+    "capacity": capacity, "jax": jax.__version__,
     "machine": [platform.node(), platform.machine(), device.platform, device.device_kind],
     "devices": jax.device_count(), "kernels": compiled.FLOATS if skinny.available() else None,
   }  # fmt: skip

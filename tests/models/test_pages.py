@@ -14,7 +14,7 @@ from specjax.heads.eagle import EagleConfig, eagle
 from specjax.kernels import compiled
 from specjax.kernels.tree_attention import Paged, gathered
 from specjax.models import transformer
-from specjax.models.config import Config, Kind, Latent
+from specjax.models.config import Config, GatedDelta, Kind, Latent, Mamba
 from specjax.models.paged import drafting, paged
 from specjax.models.pages import PagedCache, caches, is_paged
 
@@ -52,17 +52,17 @@ def compiled_anew(function):
   return jax.jit(lambda *arguments: function(*arguments))
 
 
-def grown(lm, cache):
+def grown(lm, cache, params=PARAMS, rounds=ROUNDS):
   """The logits of the nodes of each round, whose chain of nodes 0, 1, .. is committed in part."""
   evaluate, commit = compiled_anew(lm.evaluate), compiled_anew(lm.commit)
   rng = np.random.default_rng(5)
-  for N, A, rows in ROUNDS:
+  for N, A, rows in rounds:
     tokens = rng.integers(32, size=(5, N)).astype(np.int32)
     depth = np.broadcast_to(np.minimum(np.arange(N), A - 1).astype(np.int32), (5, N))
     mask = np.tril(np.ones((N, N), bool))
     mask[A:, A - 1 :] = False  # the last nodes are siblings
     mask = np.broadcast_to(mask | np.eye(N, dtype=bool), (5, N, N))
-    found = evaluate(PARAMS, cache, tokens, depth, mask)
+    found = evaluate(params, cache, tokens, depth, mask)
     path = np.broadcast_to(np.arange(A, dtype=np.int32), (5, A))
     cache = commit(cache, found.kv, path, jnp.array(rows, jnp.int32))
     yield np.asarray(found.logits), cache
@@ -81,6 +81,36 @@ def test_texts_that_grow_have_the_logits_of_a_dense_cache(kernel):
   _, cache = caches["pages"][-1]
   assert isinstance(cache, PagedCache)
   np.testing.assert_array_equal(cache.length, LENGTH - 1 + sum(np.array(x[2]) for x in ROUNDS))
+
+
+KINDS = {
+  "latents": {"latent": Latent(12, 0, 8, 8, 10), "kv_heads": 1, "rotary_dim": 8},
+  "windows": {"kinds": (Kind(window=70), Kind())},
+  "chunks": {"kinds": (Kind(chunk=80), Kind())},
+  "shared": {"layers": 3, "kinds": (Kind(window=70), Kind(), Kind(window=70, source=0))},
+  "recurrent": {"layers": 3, "kinds": (
+    Kind(recurrence=GatedDelta(2, 4, 8, 6)), Kind(), Kind(recurrence=Mamba(4, 8, 6, 2))
+  )},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_of_other_kinds_have_the_bits_of_dense_caches(kind, monkeypatch):
+  """Dense caches of windows hold their newest rows alone; those in pages hold all."""
+  if not compiled.available():
+    pytest.skip("there is no C++ compiler")
+  monkeypatch.setattr(jax, "device_count", lambda: 1)
+  config = dataclasses.replace(CONFIG, **KINDS[kind])
+  params = jax.tree.map(
+    lambda x: x * 8 if x.ndim > 1 else x, transformer.init(config, jax.random.key(1))
+  )
+  found = []
+  for lm in (transformer.target(config, whole=config.recurrent), paged(config)):
+    cache, _ = compiled_anew(lambda *x, lm=lm: lm.prefill(*x, S))(params, PROMPTS, LENGTH)
+    found.append([logits for logits, _ in grown(lm, cache, params, ROUNDS[:3])])
+  for wanted, own in zip(*found, strict=True):
+    np.testing.assert_array_equal(own, wanted)
 
 
 def test_a_page_of_two_texts_is_not_written():
@@ -165,11 +195,6 @@ def test_drafters_have_the_bits_of_dense_caches(make, options, monkeypatch):
       np.testing.assert_array_equal(rows, gathered(Paged(pages, y.table), seen))
 
 
-@pytest.mark.parametrize(("change", "words"), [
-  ({"kinds": (Kind(window=4), Kind())}, "a sliding window"),
-  ({"causal": False}, "attention to what follows"),
-  ({"latent": Latent(8, 8, 8, 8, 8), "kv_heads": 1, "rotary_dim": 8}, "latent attention"),
-])  # fmt: skip
-def test_other_networks_are_refused(change, words):
-  with pytest.raises(ValueError, match=f"whose cache is in pages must have no {words}."):
-    paged(dataclasses.replace(CONFIG, **change))
+def test_other_networks_are_refused():
+  with pytest.raises(ValueError, match="in pages must have no attention to what follows"):
+    paged(dataclasses.replace(CONFIG, causal=False))

@@ -12,7 +12,7 @@ from test_conversation import METHODS, MODEL, random_model
 from test_prefixes import ASKED, BLOCK, LONG, NEW, PLAIN, SYSTEM
 
 from specjax import Decoder, speculate
-from specjax.models.config import Kind, Latent
+from specjax.models.config import GatedDelta, Kind, Latent, Mamba
 from specjax.serving import paging, pieces, timing
 from specjax.serving.engine import Engine
 from specjax.serving.metrics import Metrics
@@ -173,20 +173,46 @@ def test_a_round_that_breaks_leaves_no_pages_behind(what, monkeypatch, caplog):
   check_pages(engine)
 
 
-@pytest.mark.parametrize(("change", "caches"), [
-  ({"kinds": (Kind(window=4), *[Kind()] * 3)}, 2),
-  ({"latent": Latent(16, 0, 4, 4, 8), "kv_heads": 1, "head_dim": 8, "rotary_dim": 4}, 1),
-])  # fmt: skip
-def test_draft_models_without_latents_are_in_pages(change, caches):
+WINDOWS = {"kinds": (Kind(window=70), *[Kind()] * 3)}
+LATENTS = {"latent": Latent(16, 0, 4, 4, 8), "kv_heads": 1, "head_dim": 8, "rotary_dim": 4}
+RECURRENT = {
+  "kinds": (Kind(recurrence=GatedDelta(1, 2, 8, 8)), Kind(), Kind(recurrence=Mamba(2, 8, 8, 1)),
+            Kind()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", [WINDOWS, LATENTS], ids=["windows", "latents"])
+def test_draft_models_of_other_kinds_are_in_pages(change):
   small = random_model(dataclasses.replace(MODEL.config, **change))
   found = over_pages(Decoder(MODEL, small, "target_only"), 160, 9)
-  assert len(paging.shapes(found, 192, 9)) == caches
+  assert len(paging.shapes(found, 192, 9)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.full(but=["recurrent"])
+@pytest.mark.parametrize(
+  "change", [WINDOWS, LATENTS, RECURRENT], ids=["windows", "latents", "recurrent"]
+)
+def test_targets_of_other_kinds_say_what_each_text_says_alone(change):
+  """Beginnings are shared, and some are put back."""
+  model = random_model(dataclasses.replace(MODEL.config, **change))
+  some = MIXED[:12]
+  alone = [Decoder(model, "none", "target_only", **asked) for _, _, asked in some]
+  wanted = [
+    decoder([prompt], budget)[0].tokens
+    for decoder, (prompt, budget, _) in zip(alone, some, strict=True)
+  ]
+  decoder = Decoder(model, "prompt_lookup-4", "target_only", batch=4)
+  with Engine(decoder, queue=60, pages=4, rounds=2) as engine:
+    tickets = [engine.submit(prompt, budget, **asked) for prompt, budget, asked in some]
+    assert [ticket.wait() for ticket in tickets] == wanted
+    assert engine.paging.put_back > 0 and sum(ticket.reused for ticket in tickets) > 0
+  check_pages(engine)
 
 
 @pytest.mark.parametrize(("model", "name", "options", "more", "words"), [
   ({}, "jacobi", {}, {}, "0 with the drafter 'jacobi-4': prompts are then read as a whole, got 9."),
   ({}, "none", {"cache": "int8"}, {}, "0 with the cache 'int8' and the verifier 'target_only'"),
-  ({"kinds": (Kind(window=4), *[Kind()] * 3)}, "none", {}, {}, "0 with a model that has a sliding"),
   ({}, "none", {}, {"pages": 2}, "at least 3, which 160 tokens take, got 2."),
   ({}, "none", {}, {"pages": -1}, "between 0 and 16777216, got -1."),
 ])  # fmt: skip

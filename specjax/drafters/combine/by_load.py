@@ -23,11 +23,13 @@ from specjax.base import Context, Draft, Drafter, Evaluation, Features, Params, 
 from specjax.drafters.stateless import none
 from specjax.sampling import NoiseSource, Settings
 
-PRIOR = 0.75  # of a guess of which nothing was seen, that it is accepted where that before it was
-POOLED, OWN = 2.0, 4.0  # rounds that what was usual, and what other rows saw, count as
+PRIOR = 0.75  # of a first guess of which nothing was seen, that it is accepted
+POOLED, OWN = 8.0, 8.0  # rounds that what was usual, and what other rows saw, count as
 MEMORY = 0.98  # of a round in the next
 USUAL = 0.05  # how far what is usual goes to what the rows of now see
+UNKNOWN = 0.05  # as which part of all that was seen what was never seen counts
 TRY = 50  # of so many choices one is the next larger size, so that it stays known
+LEAST = 0.01  # chance by which another is divided
 
 
 class Seen(NamedTuple):
@@ -35,8 +37,9 @@ class Seen(NamedTuple):
 
   Attributes:
     own: the drafter's state.
-    tries, hits: f32[B, N], rounds whose draft could have a node, and in which it was accepted;
-      older ones count less.
+    tries, hits: f32[B, N], of a node, rounds whose draft could have it and in which the node before
+      it was accepted, and in which itself was; of the root, rounds that asked for guesses, and that
+      had one. Older ones count less.
     live: bool[B], rows that wrote something in the last round, or are new.
   """
 
@@ -47,21 +50,22 @@ class Seen(NamedTuple):
 
 
 def pooled(tries: np.ndarray, hits: np.ndarray, usual: np.ndarray) -> np.ndarray:
-  """f64[N], that a node is accepted, together with those above it, by rounds f32[B, N] of all rows.
+  """f64[N], what all rows see, by `Seen.tries` and `Seen.hits` f64[B, N]: how often a draft has a
+  guess, and how likely each node of one that has is accepted where the one before it is.
 
-  Nodes that no draft has had for long are thought of as those before them, and `usual` f64[N].
+  Of what was not seen it is what is `usual`, and less or more of it as of the node before. Both
+  are counts of the same rounds, so a sibling of the node before may have more than 1.
   """
-  tried, hit = tries.sum(0), hits.sum(0)
-  found = np.ones(len(usual))
-  for i in range(1, len(usual)):
-    before = min(usual[i], found[i - 1])
-    found[i] = (hit[i] + POOLED * before) / (tried[i] + POOLED)
-  return found
+  tried, hit, found = tries.sum(0).tolist(), hits.sum(0).tolist(), list[float]()
+  for i, own in enumerate(usual.tolist()):
+    before = own if i < 2 else min(own * found[-1] / max(usual[i - 1], LEAST), 1.0)
+    found.append((hit[i] + POOLED * before) / (tried[i] + POOLED))
+  return np.array(found)
 
 
-def chances(tries: np.ndarray, hits: np.ndarray, usual: np.ndarray) -> np.ndarray:
-  """f64[B, N], that a node is accepted: a row's own rounds count most, then `usual`."""
-  return (hits + OWN * usual) / (tries + OWN)
+def chances(tries: np.ndarray, hits: np.ndarray, now: np.ndarray) -> np.ndarray:
+  """f64[B, N], what `pooled` gives for all rows, of each row: its own rounds count most."""
+  return (hits + OWN * now) / (tries + OWN)
 
 
 def best(widths: Sequence[int], prices: np.ndarray, gains: np.ndarray) -> int:
@@ -79,23 +83,49 @@ def best(widths: Sequence[int], prices: np.ndarray, gains: np.ndarray) -> int:
 class Chooser:
   """Chooses sizes of drafts, a `base.ChooseSize`, and remembers what was usual.
 
+  What is usual moves only where something was seen in the last rounds: a node that was not drafted
+  is not thought of as worse, and a request that drafts no more is not counted again and again.
+
   Args:
     widths: nodes of each size, the root included, rising.
+    narrow: whether rounds in which no row has a guess cost what they cost without drafts.
   """
 
-  def __init__(self, widths: Sequence[int]):
-    self.widths, self.choices = widths, 0
-    self.usual = PRIOR ** np.arange(float(widths[-1]))
+  def __init__(self, widths: Sequence[int], narrow: bool):
+    self.widths, self.narrow, self.choices, self._last = widths, narrow, 0, 0
+    # Moving averages of what was seen of each node, and of whether it was seen.
+    self._sum, self._weight = np.zeros((2, widths[-1]))
 
-  def __call__(self, prices: np.ndarray, state: Any) -> int:
+  @property
+  def usual(self) -> np.ndarray:
+    """f64[N], as of `pooled`, of requests so far."""
+    found: list[float] = []
+    seen = zip(self._sum.tolist(), self._weight.tolist(), strict=True)
+    for i, (total, weight) in enumerate(seen):
+      unseen = (1.0, PRIOR)[i] if i < 2 else found[-1]
+      found.append((total + UNKNOWN * unseen) / (weight + UNKNOWN))
+    return np.array(found)
+
+  def _remember(self, tries: np.ndarray, hits: np.ndarray) -> None:
+    """What rows that are live have seen, of nodes that their last draft could have."""
+    tried, drafted = tries.sum(0), self.widths[self._last] if self._last else 0
+    share = np.where(np.arange(len(tried)) < drafted, USUAL * tried / (tried + POOLED), 0.0)
+    self._weight += share * (1 - self._weight)
+    self._sum += share * (hits.sum(0) / np.maximum(tried, 1e-9) - self._sum)
+
+  def __call__(self, prices: np.ndarray, state: Any) -> tuple[int, float]:
     tries, hits, live = (np.asarray(x, float) for x in (state.tries, state.hits, state.live))
-    now = pooled(tries, hits, self.usual)
-    self.usual += USUAL * (now - self.usual)
-    self.choices += 1
-    gains = live @ chances(tries, hits, now)
-    gains[0] = live.sum()
+    tries, hits = (x[live > 0] for x in (tries, hits))
+    self._remember(tries, hits)
+    own = chances(tries, hits, pooled(tries, hits, self.usual))
+    gains = np.minimum(np.cumprod(own, 1), 1.0).sum(0)
+    gains[0] = len(own)
+    if self.narrow:
+      prices = prices[0] + (1 - np.prod(1 - own[:, 0])) * (prices - prices[0])
     size = best(self.widths, prices, gains)
-    return min(size + (self.choices % TRY == 0), len(self.widths) - 1)
+    self.choices += 1
+    self._last = min(size + (self.choices % TRY == 0), len(self.widths) - 1)
+    return self._last, float(prices[self._last])
 
 
 @functools.cache
@@ -183,12 +213,15 @@ def by_load(*drafters: Drafter) -> Drafter:
     live, node = rows > 0, jnp.arange(N)[None]
     walked = jnp.arange(verdict.path.shape[1])[None] <= verdict.count[:, None]
     hit = ((verdict.path[..., None] == node[None]) & walked[..., None]).any(1)
+    width, some = draft.tokens.shape[1], draft.valid[:, 1:].any(1, keepdims=True)
+    before = jnp.pad(hit[:, :-1], ((0, 0), (1, 0)))
+    tried = jnp.where(node > 0, some & (node < width) & before, width > 1)
+    hit = jnp.where(node > 0, hit, some)
 
     def count(sums: Array, now: Array) -> Array:
       return jnp.where(live[:, None], MEMORY * sums + now.astype(jnp.float32), sums)
 
-    tries = count(state.tries, node < draft.tokens.shape[1])
-    return Seen(own, tries, count(state.hits, hit), live)
+    return Seen(own, count(state.tries, tried), count(state.hits, hit), live)
 
   def read(
     params: Params,
