@@ -144,6 +144,19 @@ def shard_batch(tree: Any) -> Any:
   return jax.tree.map(lambda x: lax.with_sharding_constraint(x, _of_rows(x)), tree)
 
 
+def shard_nodes(x: Array) -> Array:
+  """An array [B, N, ..] with its rows over "data" and its nodes over "model", inside jit; as it is
+  where no mesh is set or "model" does not divide the nodes.
+
+  Without it XLA for GPUs gathers the distributions of all nodes on every device, as the branches of
+  a conditional have it.
+  """
+  nodes = mesh_axis("model", x.shape[1])
+  if nodes is None:
+    return x
+  return lax.with_sharding_constraint(x, PartitionSpec(mesh_axis("data", len(x)), nodes))
+
+
 def shard_texts(tree: Any) -> Any:
   """Arrays [B, T, ..] with rows over "data" and tokens over "sequence", where a mesh is set."""
   if jax.sharding.get_abstract_mesh().empty:
