@@ -192,10 +192,12 @@ def replicate(tree: Any) -> Any:
   """Arrays that every device of the mesh has, as they are where none is set.
 
   A head's weights that lie in parts are gathered before they are used at all depths; otherwise XLA
-  gathers what they are multiplied with.
+  gathers what they are multiplied with. They are sent as they are given: XLA would gather float32
+  and round it afterwards.
   """
   if jax.sharding.get_abstract_mesh().empty:
     return tree
+  tree = lax.optimization_barrier(tree)
   return jax.tree.map(lambda x: lax.with_sharding_constraint(x, PartitionSpec()), tree)
 
 
