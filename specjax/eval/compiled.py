@@ -43,13 +43,14 @@ def found(lowered: Any) -> tuple[dict[str, Any], str]:
   finally:
     jax.config.update("jax_enable_compilation_cache", kept)
   memory, text = compiled.memory_analysis(), compiled.as_text() or ""
-  said = talk(text)
+  said, hidden = talk(text), overlapped(text)
   return {
     "argument_bytes": memory.argument_size_in_bytes,
     "temp_bytes": memory.temp_size_in_bytes,
     "collectives": dict(collections.Counter(kind for kind, _ in said)),
     "talk_bytes": sum(said.values()),
-    "overlapped": dict(collections.Counter(kind for kind, _ in overlapped(text))),
+    "overlapped": dict(collections.Counter(kind for kind, _ in hidden)),
+    "overlapped_bytes": sum(said[one] for one in hidden),
     "seconds": seconds,
   }, text
 
