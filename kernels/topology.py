@@ -37,8 +37,8 @@ CHIPS = {
   "v5e:4x4": Chips("v5e:4x4", 2, 8, 16), "v5p:1": Chips("v5p:2x2x1", 1, 1, 95),
   "v5p:2x2x1": Chips("v5p:2x2x1", 1, 4, 95), "v5p:2x2x2": Chips("v5p:2x2x2", 1, 8, 95),
   "v6e:2x4": Chips("v6e:2x4", 1, 8, 32), "v7x:2x2x1": Chips("tpu7x:2x2x1", 1, 8, 96),
-  "h100:1": Chips("h100:1", 1, 1, 80), "h100:4": Chips("h100:4", 1, 4, 80),
-  "h100:8": Chips("h100:8", 1, 8, 80),
+  "v7x:2x2x2": Chips("tpu7x:2x2x2", 2, 8, 96), "h100:1": Chips("h100:1", 1, 1, 80),
+  "h100:4": Chips("h100:4", 1, 4, 80), "h100:8": Chips("h100:8", 1, 8, 80),
 }  # fmt: skip
 """Of a v7x a device is one of its two cores, with half of its memory."""
 

@@ -144,6 +144,19 @@ def shard_batch(tree: Any) -> Any:
   return jax.tree.map(lambda x: lax.with_sharding_constraint(x, _of_rows(x)), tree)
 
 
+def shard_nodes(x: Array) -> Array:
+  """An array [B, N, ..] with its rows over "data" and its nodes over "model", inside jit; as it is
+  where no mesh is set or "model" does not divide the nodes.
+
+  Without it XLA for GPUs gathers the distributions of all nodes on every device, as the branches of
+  a conditional have it.
+  """
+  nodes = mesh_axis("model", x.shape[1])
+  if nodes is None:
+    return x
+  return lax.with_sharding_constraint(x, PartitionSpec(mesh_axis("data", len(x)), nodes))
+
+
 def shard_texts(tree: Any) -> Any:
   """Arrays [B, T, ..] with rows over "data" and tokens over "sequence", where a mesh is set."""
   if jax.sharding.get_abstract_mesh().empty:
@@ -179,10 +192,12 @@ def replicate(tree: Any) -> Any:
   """Arrays that every device of the mesh has, as they are where none is set.
 
   A head's weights that lie in parts are gathered before they are used at all depths; otherwise XLA
-  gathers what they are multiplied with.
+  gathers what they are multiplied with. They are sent as they are given: XLA would gather float32
+  and round it afterwards.
   """
   if jax.sharding.get_abstract_mesh().empty:
     return tree
+  tree = lax.optimization_barrier(tree)
   return jax.tree.map(lambda x: lax.with_sharding_constraint(x, PartitionSpec()), tree)
 
 

@@ -24,7 +24,7 @@ from specjax.base import (
   Verdict,
   Verifier,
 )
-from specjax.distributed import shard_batch
+from specjax.distributed import shard_batch, shard_nodes
 from specjax.sampling import Noise, NoiseSource, Settings, warp
 from specjax.trees.structure import ancestors, gather
 
@@ -252,7 +252,7 @@ def guess(
   checks.arrays("the target", evaluation, Evaluation, B=B, N=draft.tokens.shape[1], V=V)
   evaluation = evaluation._replace(features=shard_batch(evaluation.features))
   logits, failed = _processed(method, request, state, draft, mask, evaluation.logits)
-  return draft, memory, evaluation, warp(logits, request.settings), failed
+  return draft, memory, evaluation, shard_nodes(warp(logits, request.settings)), failed
 
 
 def decode_round(

@@ -9,8 +9,10 @@ r"""The whole generation loop of a large model, compiled for chips that this mac
       --layers 2 --caches dense int8 gear-4 mustafar-0.5 keyformer-0.5 sinks-4,recent=508 \
       token_select-384,first=4,recent=124
 
-The report has for each topology the bytes per chip, the number of copies of the cache, which should
-be 0, and of collectives, which should be two a layer and a few more. To compile all layers takes
+The report has for each topology the bytes per chip, also over those of a chip that has exactly its
+share of weights and caches; the number of copies of the cache, which should be 0; and that of
+collectives, which should be two a layer and a few more, their bytes, and how many of them are under
+way while the chip multiplies. To compile all layers takes
 long; they are alike, so that from two numbers of layers follows the whole model, which the report
 has beside them. Nothing is executed or timed. The script needs the compilers (pip install .[aot]).
 """
@@ -32,9 +34,8 @@ from specjax.decoding.method import method as pair
 from specjax.eval import compiled, report, table
 from specjax.eval.compiled import placed
 from specjax.eval.memory import size_of
-from specjax.eval.random_model import SIZES, Size
-from specjax.heads import HEADS, drafting
-from specjax.heads.eagle3 import Eagle3Config
+from specjax.eval.random_model import SIZES, HeadName, Size, large_head, own_vocabulary
+from specjax.heads import drafting
 from specjax.kernels import topology
 from specjax.models import sharding, transformer
 from specjax.models.compressed import compressed
@@ -56,17 +57,18 @@ class Config:
   batch: int = 8  # B, texts decoded together
   capacity: int = 8192  # S, capacity of the cache
   caches: tuple[str, ...] = ("dense",)  # names as after --cache; others than dense on one chip
-  drafter: Literal["prompt_lookup", "eagle3"] = "prompt_lookup"
-  drafted: int = 15  # number of tokens that are drafted, by eagle3 in a dynamic tree of depth 5
+  drafter: Literal["prompt_lookup", "eagle3", "dflash", "dspark"] = "prompt_lookup"
+  drafted: int = 15  # number of tokens that are drafted, by a head in a dynamic tree of depth 5
   weights: Literal["float", "int8"] = "float"  # matrices in bfloat16, or in 8 bits
   out: str = "results/sharded_loop"  # directory of the report
 
 
-def eagle3_drafter(target: LayeredTarget, config: Config, params: Params) -> tuple[Drafter, Params]:
-  """An EAGLE-3 head with as many guesses as nodes, and the shapes of its weights in bfloat16."""
-  taps = 0, target.layers // 2, target.layers
-  head = HEADS["eagle3"][0](target, Eagle3Config(depth=5, hidden_layers=taps))
-  vocabulary = jnp.arange(32000)
+def head_drafter(
+  name: HeadName, target: LayeredTarget, config: Config, params: Params
+) -> tuple[Drafter, Params]:
+  """A head with as many guesses as nodes, and the shapes of its weights in bfloat16."""
+  head = large_head(name, target, 5)
+  vocabulary = jnp.arange(32000) if own_vocabulary(name) else None
   shapes = jax.eval_shape(functools.partial(head.init, vocabulary=vocabulary), new_key(0), params)
   weights = jax.tree.map(
     lambda x: x.update(dtype=jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x, shapes
@@ -94,8 +96,8 @@ def compiled_for(name: str, size: Size, layers: int, cache: str, config: Config)
   target = whole if cache == DENSE else compressed(model, make_cache(parse_one("cache", cache))[1])
   shapes = jax.eval_shape(weights)
   guess, own = drafters.prompt_lookup(config.drafted + 1), ()
-  if config.drafter == "eagle3":
-    guess, own = eagle3_drafter(target, config, shapes)
+  if config.drafter != "prompt_lookup":
+    guess, own = head_drafter(config.drafter, target, config, shapes)
     own = jax.eval_shape(sharding.split_head, own)
   method = pair(target, guess, target_only())
   params = speculate.Weights(
@@ -118,13 +120,15 @@ def compiled_for(name: str, size: Size, layers: int, cache: str, config: Config)
     rounds = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
     lowered = speculate.compiled_advance.lower(method, params, asked, state, rounds)
     found, text = compiled.found(lowered)
+    found["ideal_bytes"] = compiled.share((params, state), mesh.size)
   chips = topology.CHIPS[name]
   rows, heads = B // chips.data, model.kv_heads // chips.model
   shape = rf"{rows},{heads},(?:{config.capacity}|{config.capacity + method.drafter.nodes}),128"
   # XLA makes two products one by concatenating their operands.
   copies = compiled.copies(text, shape, "copy|custom-call|concatenate")
   return {
-    "topology": name, "size": size, "cache": cache, "data": chips.data, "model": chips.model,
+    "topology": name, "size": size, "drafter": config.drafter, "cache": cache, "data": chips.data,
+    "model": chips.model,
     "layers": layers, "batch": B, "capacity": config.capacity, "nodes": method.drafter.nodes,
     "kernels": len(re.findall("tpu_custom_call|custom_call @mosaic_gpu", lowered.as_text())),
     "cache_bytes": size_of(state.cache), "cache_copies": copies, **found,

@@ -1,8 +1,10 @@
-r"""A step of EAGLE-3's training for a large target, compiled for chips that this machine lacks.
+r"""A step of a head's training for a large target, compiled for chips that this machine lacks.
 
     JAX_PLATFORMS=cpu python benchmarks/compile/training_step.py
     JAX_PLATFORMS=cpu python benchmarks/compile/training_step.py --sizes 8b 32b 70b --layers 3 4 \
       --topologies v5e:4x4 v5p:2x2x2 v6e:2x4 v7x:2x2x1 h100:8
+    JAX_PLATFORMS=cpu python benchmarks/compile/training_step.py --topologies h100:8 --layers 2 3 \
+      --data 1 --sequence 8 --batch 1 --length 32768
 
 It is the step of `specjax.train.heads --online --fsdp`: a frozen target in bfloat16 reads rows of
 text, the head learns from its states in float32, and some steps also judge it by held-out rows. The
@@ -26,11 +28,10 @@ from jax.sharding import AxisType, Mesh
 from specjax import checks, command_line
 from specjax.eval import compiled, report, table
 from specjax.eval.compiled import placed
-from specjax.eval.random_model import SIZES, Size
+from specjax.eval.random_model import SIZES, HeadName, Size, large_head, own_vocabulary
 from specjax.heads.base import Examples
-from specjax.heads.eagle3 import Eagle3Config, eagle3
 from specjax.kernels import topology
-from specjax.models import sharding, transformer
+from specjax.models import ring, sharding, transformer
 from specjax.models.weights import parameter
 from specjax.sampling import new_key
 from specjax.train.recipe.config import Training
@@ -46,26 +47,34 @@ class Config:
   topologies: tuple[str, ...] = ("v5e:4x4",)  # names of `topology.CHIPS`
   sizes: tuple[Size, ...] = ("8b",)  # of the target
   layers: tuple[int, ...] = ()  # numbers of layers that are compiled, rising; () is all
+  head: HeadName = "eagle3"  # what is trained
   data: int = 2  # chips that share a batch's rows; the others share the target's matrices
+  sequence: int = 1  # chips, of those others, that share the tokens of a row instead
   batch: int = 8  # B, rows of a step
   length: int = 2048  # T, tokens of a row
   points: int = 512  # M, positions of a row from which the head drafts
   depth: int = 5  # D, how far ahead the head guesses
-  draft_vocab: int = 32000  # W, number of tokens among which the head guesses
+  draft_vocab: int = 32000  # W, number of tokens among which EAGLE-3 guesses
   out: str = "results/training_step"  # directory of the report
 
 
-def spread(name: str, data: int) -> Mesh:
-  """The chips of a topology with `data` of them along the axis of rows."""
+def spread(name: str, data: int, sequence: int) -> Mesh:
+  """The chips of a topology, `data` and `sequence` of them along the axes of these names."""
   chips = topology.mesh(name).devices.reshape(-1)
-  if len(chips) % data:
-    raise ValueError(f"`data` must divide the {len(chips)} chips of {name}, got {data}.")
-  return Mesh(chips.reshape(data, -1), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+  for axis, others, count in (("data", 1, data), ("sequence", data, sequence)):
+    if len(chips) % (others * count):
+      raise ValueError(
+        f"`{axis}` must divide the {len(chips) // others} chips of {name}, got {count}."
+      )
+  names = "data", "model", *([ring.AXIS] if sequence > 1 else [])
+  shape = (data, -1, sequence)[: len(names)]
+  return Mesh(chips.reshape(shape), names, axis_types=(AxisType.Auto,) * len(names))
 
 
 def shapes_of_batch(config: Config) -> Batch:
   """The batch of a step, without states: they are computed in it."""
-  B, T, M, D = config.batch, config.length, config.points, config.depth
+  B, D = config.batch, config.depth
+  T, M = (ring.filled(n) for n in (config.length, config.points))
 
   absent: Any = None
 
@@ -78,11 +87,10 @@ def shapes_of_batch(config: Config) -> Batch:
 
 def compiled_for(name: str, size: Size, layers: int, config: Config) -> dict:
   """Compiles the step of one target for one topology."""
-  mesh = spread(name, config.data)
+  mesh = spread(name, config.data, config.sequence)
   model = dataclasses.replace(SIZES[size], layers=layers, max_length=config.length)
-  taps = 0, layers // 2, layers
-  head = eagle3(transformer.target(model), Eagle3Config(depth=config.depth, hidden_layers=taps))
-  vocabulary = np.arange(config.draft_vocab)
+  head = large_head(config.head, transformer.target(model), config.depth)
+  vocabulary = np.arange(config.draft_vocab) if own_vocabulary(config.head) else None
   objective = Objective(head, vocabulary, transformer.Transformer(model))
   training = Training(batch=config.batch, fsdp=True)
 
@@ -108,19 +116,21 @@ def compiled_for(name: str, size: Size, layers: int, config: Config) -> dict:
     arguments = (
       placed(state, places),
       (frozen, fixed),
-      placed(batch, copied),
+      batch,
       batch,
     )
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=copied)
     found, _ = compiled.found(step.lower(*arguments, number))
+    found["ideal_bytes"] = compiled.share(arguments, mesh.size)
   return {
-    "topology": name, "size": size, "layers": layers, "data": config.data,
-    "model": mesh.shape["model"], "batch": config.batch, "length": config.length, **found,
+    "topology": name, "size": size, "head": config.head, "layers": layers, "data": config.data,
+    "model": mesh.shape["model"], "sequence": config.sequence, "batch": config.batch,
+    "length": config.length, **found,
   }  # fmt: skip
 
 
 def main(config: Config) -> None:
-  report.check(config, "data", "batch", "length", "points", "depth", "draft_vocab")
+  report.check(config, "data", "sequence", "batch", "length", "points", "depth", "draft_vocab")
   checks.whole("points", config.points, 1, config.length)
   compiled.check_layers(config.layers)
   topology.check(config.topologies)

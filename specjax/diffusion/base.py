@@ -87,6 +87,7 @@ class Prediction(NamedTuple):
     uniform: f32[B, W]. Noise from [0, 1) of this round.
     filled: bool[B, W]. The slots that earlier rounds committed; what was given is not among them.
     text: i32[B, L]. The tokens of the canvas before this round.
+    likeliest: i32[B, W]. The argmax, whatever was drawn.
   """
 
   token: SlotTokens
@@ -102,6 +103,7 @@ class Prediction(NamedTuple):
   uniform: SlotNumbers
   filled: SlotMask
   text: Text
+  likeliest: SlotTokens
 
 
 class Earlier(NamedTuple):
@@ -209,6 +211,7 @@ class Transform(NamedTuple):
     init: (B, W, V) -> memory, a fixed-shape pytree of arrays [B, ..], new for every block.
     apply: (params, memory, logits f32[B, W, V], masked bool[B, W], step i32[B]) -> (logits,
       memory). The mask token's logits are -inf. `step` counts the block's rounds before this one.
+      One that remembers nothing changes each slot by itself, and may see some of the W at a time.
     parameters: class of `params`, a NamedTuple of `Parameter`s.
   """
 

@@ -16,6 +16,7 @@ from specjax.diffusion.base import Canvas, Parameter, Params, Prediction
 from specjax.diffusion.blocks import check_blocks
 from specjax.diffusion.change import applied, decided, may_be_open
 from specjax.diffusion.draws import draw, kept, noise, tempered
+from specjax.diffusion.groups import by_groups, groups_of
 from specjax.sampling import Settings
 from specjax.speculate import until_done
 from specjax.trees.structure import rows_where
@@ -174,26 +175,33 @@ def _of(values: Array, token: Array) -> Array:
   return jnp.take_along_axis(values, token[..., None], -1)[..., 0]
 
 
-def _predict(
-  method: DenoiseMethod,
-  logits: Array,
-  request: DenoiseRequest,
-  position: Array,
-  masked: Array,
-  state: DenoiseState,
-) -> tuple[Prediction, Array]:
-  """What logits f32[B, W, V] say of the window, whose masked slots all count as open.
+class Said(NamedTuple):
+  """What logits say of slots; the fields are those of `Prediction` but for the last.
 
-  Returns:
-    The prediction, and f32[B, W, V], log-probabilities at temperature 1.
+  Attributes:
+    own: f32[B, W, V], log-probabilities at temperature 1.
   """
+
+  token: Array
+  likeliest: Array
+  confidence: Array
+  entropy: Array
+  margin: Array
+  log_probs: Array
+  own: Array
+
+
+def _said(
+  method: DenoiseMethod, logits: Array, request: DenoiseRequest, position: Array, passes: Array
+) -> Said:
+  """What logits f32[B, W, V] say of the slots at `position` i32[B, W], in round `passes` i32[B]."""
   own = jax.nn.log_softmax(logits)
   log_probs = tempered(logits, request.settings) if method.tempered else own
   probs = jnp.exp(log_probs)
 
   def drawn(_) -> Array:
     warped = log_probs if method.tempered else tempered(logits, request.settings)
-    return draw(method.draws, request.key, state.passes, position, warped)
+    return draw(method.draws, request.key, passes, position, warped)
 
   best = jnp.argmax(logits, -1).astype(jnp.int32)
   hot = request.temperature > 0
@@ -201,16 +209,23 @@ def _predict(
   top = jax.lax.top_k(probs, 2)[0]
   entropy = -jnp.where(probs > 0, probs * log_probs, 0.0).sum(-1)
   confidence = _of(probs, token)
+  return Said(token, best, confidence, entropy, top[..., 0] - top[..., 1], log_probs, own)
+
+
+def _predict(
+  said: Said, request: DenoiseRequest, position: Array, masked: Array, state: DenoiseState
+) -> Prediction:
+  """The prediction for the window, whose masked slots all count as open."""
   fold = jax.vmap(jax.random.fold_in)
   # The keys of rounds differ from those of slots.
   rounds = fold(fold(request.key, jnp.full_like(state.passes, -1)), state.passes)
   uniform = jax.vmap(lambda k: jax.random.uniform(k, position.shape[1:]))(rounds)
-  prediction = Prediction(
-    token,
-    confidence,
-    entropy,
-    top[..., 0] - top[..., 1],
-    log_probs,
+  return Prediction(
+    said.token,
+    said.confidence,
+    said.entropy,
+    said.margin,
+    said.log_probs,
     position,
     masked,
     masked,
@@ -219,8 +234,8 @@ def _predict(
     uniform,
     jnp.take_along_axis(state.when, position, 1) >= 0,
     state.canvas.tokens,
+    said.likeliest,
   )
-  return prediction, own
 
 
 def read(
@@ -247,15 +262,43 @@ def act(
 
   position = state.lo[:, None] + jnp.arange(W, dtype=jnp.int32)[None]
   masked = canvas.masked[row, position] & (position < canvas.end[:, None])
-  logits = denoiser.head(weights.denoiser, states)
-  if denoiser.mask is not None:
-    never = jnp.arange(logits.shape[-1])[None, None] == denoiser.mask
-    logits = jnp.where(never, -jnp.inf, logits)
-  memories = []
-  for t, params, own in zip(transforms, weights.transforms, state.transforms, strict=True):
-    logits, own = t.apply(params, own, logits, masked, state.step)
-    memories.append(own)
-  prediction, log_probs = _predict(method, logits, request, position, masked, state)
+
+  def look(states: Array, position: Array, masked: Array) -> tuple[Said, Any, Any]:
+    """(what is said of slots, their soft embeddings, the memories of the transforms)."""
+    logits = denoiser.head(weights.denoiser, states)
+    if denoiser.mask is not None:
+      never = jnp.arange(logits.shape[-1])[None, None] == denoiser.mask
+      logits = jnp.where(never, -jnp.inf, logits)
+    memories = []
+    for t, params, own in zip(transforms, weights.transforms, state.transforms, strict=True):
+      logits, own = t.apply(params, own, logits, masked, state.step)
+      memories.append(own)
+    said = _said(method, logits, request, position, state.passes)
+    soft = denoiser.soften and denoiser.soften(weights.denoiser, jnp.exp(said.own))
+    return said, soft, tuple(memories)
+
+  def look_for(states: Array, position: Array, masked: Array, token: Array) -> Array:
+    return _of(look(states, position, masked)[0].own, token)
+
+  def look_once(*slots: Array) -> tuple[Said, Any]:
+    said, soft, _ = look(*slots)
+    return said._replace(own=_of(said.own, said.token)), soft
+
+  slots, groups = (states, position, masked), groups_of(B, W, denoiser.vocab_size)
+  if jax.tree.leaves(state.transforms):  # they may remember something of every token
+    groups = 1
+  if groups == 1:
+    said, soft, memories = look(*slots)
+  else:
+    (said, soft), memories = by_groups(groups, look_once, *slots), state.transforms
+
+  def nats(token: Array) -> Array:
+    """f32[B, W]: the log-probabilities of tokens i32[B, W] at temperature 1."""
+    if groups == 1:
+      return _of(said.own, token)
+    return said.own if policy.said is None else by_groups(groups, look_for, *slots, token)
+
+  prediction = _predict(said, request, position, masked, state)
   size = blocks.size(weights.blocks, prediction)
   hi = jnp.where(state.step == 0, state.lo + size, state.hi)
   hi = jnp.minimum(hi, canvas.end)
@@ -272,14 +315,14 @@ def act(
     (state.when, state.log_prob),
     (row, position),
     prediction.token,
-    lambda: _of(log_probs, prediction.token),
+    lambda: nats(prediction.token),
     state.passes,
     lambda: noise(denoiser, request.key, state.passes, position),
   )
   if denoiser.soften is not None:
     column = jnp.where(prediction.block & live[:, None], position, canvas.tokens.shape[1])
-    soft = denoiser.soften(weights.denoiser, jnp.exp(log_probs)).astype(canvas.soft.dtype)
-    canvas = canvas._replace(soft=canvas.soft.at[row, column].set(soft, mode="drop"))
+    told = soft.astype(canvas.soft.dtype)
+    canvas = canvas._replace(soft=canvas.soft.at[row, column].set(told, mode="drop"))
 
   may = may_be_open(change, open_)
   full = ~(may & ~change.commit).any(1)
@@ -293,7 +336,7 @@ def act(
     full, following = full & ~stay, jnp.where(stay, state.lo, following)
   new, fresh = _memories(method, B)
   begun = policy.carry(new, memory, following - state.lo), fresh
-  memory, remembered = rows_where(full, begun, (memory, tuple(memories)))
+  memory, remembered = rows_where(full, begun, (memory, memories))
   return DenoiseState(
     canvas=canvas,
     lo=jnp.where(live & full, following, state.lo),

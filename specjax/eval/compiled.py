@@ -5,6 +5,7 @@ whole model.
 """
 
 import collections
+import functools
 import math
 import re
 import time
@@ -16,7 +17,7 @@ from jax.sharding import NamedSharding
 
 from specjax.kernels import topology
 
-_TALK = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+_KINDS = "all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter"
 
 
 def placed(tree: Any, places: Any) -> Any:
@@ -24,6 +25,11 @@ def placed(tree: Any, places: Any) -> Any:
   if isinstance(places, NamedSharding):
     places = jax.tree.map(lambda _: places, tree)
   return jax.tree.map(lambda x, p: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=p), tree, places)
+
+
+def share(tree: Any, chips: int) -> int:
+  """Bytes of each chip if it has exactly its share of these arrays."""
+  return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree)) // chips
 
 
 def found(lowered: Any) -> tuple[dict[str, Any], str]:
@@ -37,10 +43,14 @@ def found(lowered: Any) -> tuple[dict[str, Any], str]:
   finally:
     jax.config.update("jax_enable_compilation_cache", kept)
   memory, text = compiled.memory_analysis(), compiled.as_text() or ""
+  said, hidden = talk(text), overlapped(text)
   return {
     "argument_bytes": memory.argument_size_in_bytes,
     "temp_bytes": memory.temp_size_in_bytes,
-    "collectives": dict(collections.Counter(re.findall(_TALK, text))),
+    "collectives": dict(collections.Counter(kind for kind, _ in said)),
+    "talk_bytes": sum(said.values()),
+    "overlapped": dict(collections.Counter(kind for kind, _ in hidden)),
+    "overlapped_bytes": sum(said[one] for one in hidden),
     "seconds": seconds,
   }, text
 
@@ -71,17 +81,98 @@ _FREE = {
 _SLICES = "slice", "dynamic-slice", "gather"
 
 
-def _in_memory(kind: str) -> int:
-  """Bytes of the arrays of a type that are in a chip's memory, and not in its fast one, S(1)."""
+def _bytes(kind: str, without: str = "none") -> int:
+  """Bytes of the arrays of a type, `without` those whose layout has this in it."""
   return sum(
     math.prod(map(int, filter(None, sizes.split(",")))) * int(bits or 8) // 8
     for bits, sizes, layout in _ARRAY.findall(kind)
-    if "S(1)" not in layout
+    if without not in layout
   )
+
+
+def _in_memory(kind: str) -> int:
+  """Bytes of the arrays of a type that are in a chip's memory, and not in its fast one, S(1)."""
+  return _bytes(kind, "S(1)")
 
 
 def _operands(rest: str) -> list[str]:
   return re.findall(r"%([\w.-]+)", rest.split("), ")[0])
+
+
+def _parts(text: str) -> dict[str, list[tuple[str, str, str, str]]]:
+  return {name: _LINE.findall(body) for _, name, body in _PART.findall(text)}
+
+
+Talk = tuple[str, str]
+"""A collective: its kind, such as "all-reduce", and its channel. A TPU may send it in steps."""
+
+
+def _talk(operation: str, rest: str) -> Talk | None:
+  kind, channel = operation.removesuffix("-start"), re.search(r"channel_id=(\d+)", rest)
+  return (kind, channel[1]) if kind in _KINDS and channel else None
+
+
+def talk(text: str) -> dict[Talk, int]:
+  """The bytes that a chip has from each collective of a program; those of a loop count once."""
+  lines = [line for part in _parts(text).values() for line in part]
+  ends = {
+    name: _bytes(kind)
+    for _, kind, operation, rest in lines
+    if operation.endswith("-done")
+    for name in _operands(rest)
+  }
+  found = [(_talk(operation, rest), own, kind) for own, kind, operation, rest in lines]
+  return {one: ends.get(own, _bytes(kind)) for one, own, kind in found if one}
+
+
+_CALLED = re.compile(r"(?:calls|to_apply|body|branch_computations)=(\{[^}]*\}|%?[\w.-]+)")
+_LIBRARY = re.compile(r'custom_call_target="[^"]*(?:gemm|matmul|mosaic|tpu_custom_call)')
+
+
+def overlapped(text: str) -> set[Talk]:
+  """The collectives of a scheduled program that are under way while the chip multiplies.
+
+  A product stands between start and end of such a one, or in one fusion with a step of it; it is of
+  matrices or a kernel, by itself or within a fusion, a loop or a branch.
+  """
+  parts = _parts(text)
+
+  @functools.cache
+  def multiplies(operation: str, rest: str) -> bool:
+    if operation == "custom-call":
+      return bool(_LIBRARY.search(rest))
+    names = [x for called in _CALLED.findall(rest) for x in re.findall(r"[\w.-]+", called)]
+    within = (x[2:] for name in names for x in parts.get(name, ()))
+    return operation in ("dot", "convolution") or any(multiplies(*x) for x in within)
+
+  found = set[Talk]()
+  for lines in parts.values():
+    begun: dict[str, Talk] = {}
+    for own, _, operation, rest in lines:
+      one = _talk(operation, rest)
+      if one and operation.endswith("-start"):
+        begun[own] = one
+      elif operation.endswith("-done"):
+        for name in _operands(rest):
+          begun.pop(name, None)
+      elif multiplies(operation, rest):
+        found.update(begun.values())
+        begun.clear()
+  for name in _fused(parts):
+    if any(multiplies(*x[2:]) for x in parts[name]):
+      found.update(one for x in parts[name] if (one := _talk(*x[2:])))
+  return found
+
+
+def _fused(parts: Any) -> set[str]:
+  """The computations that are fusions."""
+  return {
+    called
+    for lines in parts.values()
+    for _, _, operation, rest in lines
+    if operation == "fusion"
+    for called in re.findall(r"calls=%?([\w.-]+)", rest)
+  }
 
 
 def accessed(text: str) -> int:
@@ -127,6 +218,22 @@ def accessed(text: str) -> int:
   return sum(within(name) for name, (entry, _) in parts.items() if entry)
 
 
+def written(text: str, dtype: str, numbers: int) -> int:
+  """How many operations of a program write arrays of a dtype such as "f32" that have at least so
+  many `numbers`; what stays within a fusion is not written."""
+  parts = _parts(text)
+  fused = _fused(parts)
+  kinds = [
+    kind
+    for name in parts.keys() - fused
+    for _, kind, operation, _ in parts[name]
+    if operation not in _FREE | {"while", "conditional", "call"}
+  ]
+  arrays = [re.findall(rf"\b{dtype}\[([\d,]+)\]", kind) for kind in kinds]
+  sizes = [[math.prod(map(int, x.split(","))) for x in found] for found in arrays]
+  return sum(max(found, default=0) >= numbers for found in sizes)
+
+
 def check_layers(layers: Sequence[int]) -> None:
   """Raises ValueError for numbers of layers that do not rise from 1 on."""
   if list(layers) != sorted({*layers}) or min(layers, default=1) < 1:
@@ -138,14 +245,15 @@ def by_layers(
 ) -> list[dict[str, Any]]:
   """The cells of these numbers of layers, or of `total`; where there are several, then the whole.
 
-  A cell has "topology", "layers" and what `found` says; every number that grows with the layers
-  ends in _bytes or _copies.
+  A cell has "topology", "layers", "ideal_bytes", which is a `share`, and what `found` says; every
+  number that grows with the layers ends in _bytes or _copies.
   """
   cells = [compiled_for(n) for n in layers or (total,)]
   if len(cells) > 1:
     cells.append(_whole(cells[-2], cells[-1], total))
   for cell in cells:
     held = cell["argument_bytes"] + cell["temp_bytes"]
+    cell["over_ideal"] = round(held / cell["ideal_bytes"], 3)
     cell["of_memory"] = round(held / topology.CHIPS[cell["topology"]].gigabytes / 1e9, 3)
   return cells
 
@@ -163,9 +271,10 @@ def _whole(few: dict[str, Any], more: dict[str, Any], total: int) -> dict[str, A
   # A compiler's choice may take a little less for more layers, which is no trend.
   grown["temp_bytes"] = max(grown["temp_bytes"], more["temp_bytes"])
   talk = {
-    kind: further(few["collectives"].get(kind, 0), n) for kind, n in more["collectives"].items()
+    key: {kind: further(few[key].get(kind, 0), n) for kind, n in more[key].items()}
+    for key in ("collectives", "overlapped")
   }
-  return more | grown | {"layers": total, "collectives": talk, "seconds": None}
+  return more | grown | talk | {"layers": total, "seconds": None}
 
 
 def row(cell: dict[str, Any]) -> dict[str, Any]:

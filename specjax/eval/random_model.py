@@ -1,10 +1,12 @@
 """Networks of random weights, for measurements of time: there the shape counts, not the text."""
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 
-from specjax.base import Params
+from specjax.base import LayeredTarget, Params
+from specjax.heads import HEADS
+from specjax.heads.base import Head
 from specjax.models import transformer
 from specjax.models.config import Config
 from specjax.models.weights import parameter
@@ -74,6 +76,24 @@ SIZES: dict[str, Config] = dict(
   )
 )
 """The network of each size; the last have the shapes of Llama 3 8B, Qwen3 32B and Llama 3 70B."""
+
+HeadName = Literal["eagle3", "dflash", "dspark"]
+_HEADS: dict[HeadName, dict[str, Any]] = {
+  "eagle3": {}, "dflash": {"layers": 5}, "dspark": {"layers": 5, "rank": 256},
+}  # fmt: skip
+
+
+def large_head(name: HeadName, target: LayeredTarget, depth: int) -> Head:
+  """A head with as many layers as those published for targets of 8B have, which guesses `depth`
+  tokens ahead by three of the target's states."""
+  build, shape = HEADS[name]
+  taps = 0, target.layers // 2, target.layers
+  return build(target, shape(depth=depth, hidden_layers=taps, **_HEADS[name]))
+
+
+def own_vocabulary(name: HeadName) -> bool:
+  """Whether the published heads guess in a draft vocabulary; others have the target's LM head."""
+  return name == "eagle3"
 
 
 def random_weights(model: Config, dtype: str, weights: str = "float") -> Params:

@@ -37,6 +37,12 @@ _OF_WEIGHT = (
   | dict.fromkeys(("expert_gate_up_bias", "expert_down_bias"), PartitionSpec("model"))  # [X, out]
   | dict.fromkeys(("fc", "projection"), ROWS)  # of heads, from the target's states
 )
+_IN_STEPS = (
+  "xla_enable_async_all_gather", "xla_tpu_enable_async_collective_fusion",
+  "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
+  "xla_tpu_enable_async_collective_fusion_multiple_steps",
+  "xla_tpu_overlap_compute_collective_tc",
+)  # fmt: skip
 _OF_HEAD = "embedding", "lm_head", "fc", "projection"
 
 
@@ -164,6 +170,16 @@ def place_head(params: Params) -> Params:
     return params
   parts = split_head(params)
   return jax.device_put(parts, of_head(parts, mesh))
+
+
+def compiler_options(mesh: Mesh) -> dict[str, str]:
+  """What XLA's compiler is asked for a training step over a mesh, for `jax.jit`.
+
+  A TPU then gathers weights in steps, which are fused with products; without, it waits for them.
+  GPUs do so by themselves.
+  """
+  on_tpus = mesh.size > 1 and mesh.devices.flat[0].platform == "tpu"
+  return dict.fromkeys(_IN_STEPS, "true") if on_tpus else {}
 
 
 def check_mesh(mesh: Mesh) -> None:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from published_loops import END, LENGTH, MASK, PROMPT, TABLE, B, V, prompts, rows, table
 
-from specjax.diffusion import blocks, caches, denoise, draws, stopping
+from specjax.diffusion import blocks, caches, denoise, draws, groups, stopping
 from specjax.diffusion.base import Canvas, Change, Policy
 from specjax.diffusion.cooling import Cooling, cooling
-from specjax.diffusion.policies import ADDED, POLICIES, Threshold
+from specjax.diffusion.policies import ADDED, POLICIES, Stable, Threshold
 from specjax.diffusion.policies.best import EntropyBound
 from specjax.diffusion.policies.editing import Edited, Remasked
 from specjax.diffusion.policies.renoise import Renoised, Settled
@@ -215,6 +215,34 @@ def test_canvases_are_those_of_diffusion_gemma_step_by_step():
   assert len(lengths) > 3  # rows stop alone
 
 
+@pytest.mark.parametrize("name", ["gemma", "klass"])
+def test_few_logits_at_a_time_change_nothing(name, monkeypatch):
+  """Of a policy that says tokens of its own, and of one that reads whole distributions."""
+  method, params = gemma()
+  transforms = (rows(Cooling(0.8, 0.4, STEPS)),)
+  if name == "klass":
+    method, params, transforms = method_of(MASKED, POLICIES["klass"]()), rows(Stable()), ()
+  own = method.draws._replace(name="in groups")  # a trace of its own
+  whole = steps_of(method, params, 0, 0.7, transforms)
+  monkeypatch.setattr(groups, "TOGETHER", 2 * B * V)
+  assert groups.groups_of(B, SIZE, V) == SIZE // 2
+  found = steps_of(method._replace(draws=own), params, 0, 0.7, transforms)
+  assert len(found) == len(whole)
+  for a, b in zip(found, whole, strict=True):
+    np.testing.assert_array_equal(a.canvas.tokens, b.canvas.tokens)
+    np.testing.assert_array_equal(a.when, b.when)
+    np.testing.assert_allclose(a.log_prob, b.log_prob, atol=1e-5)
+  assert (whole[-1].log_prob < -0.01).any()
+
+
+@pytest.mark.parametrize(
+  ("shape", "count"),
+  [((8, 256, 262144), 8), ((8, 32, 126464), 1), ((1, 7, 2**26), 7), ((1, 6, 2**25), 3)],
+)
+def test_as_few_groups_as_memory_allows(shape, count):
+  assert groups.groups_of(*shape) == count
+
+
 # Every block ends, whatever a policy wants.
 
 
@@ -289,7 +317,7 @@ def test_remasking_leaves_as_many_slots_as_its_times_say():
       some, zero = jnp.zeros((R, W)), jnp.zeros((R, W), jnp.int32)
       seen = denoise.Prediction(
         zero, some, some, some, some[..., None], zero, now, now, jnp.ones_like(now),
-        jnp.full(R, step), jnp.float32(rng.random((R, W))), ~now, zero,
+        jnp.full(R, step), jnp.float32(rng.random((R, W))), ~now, zero, zero,
       )  # fmt: skip
       change, *_ = policy.select(params, (), seen)
       commit, again = np.asarray(change.commit), np.asarray(change.again)

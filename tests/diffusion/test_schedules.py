@@ -102,7 +102,7 @@ def test_origin_commits_each_slot_by_itself(steps, eps):
     left_now = jnp.asarray(left)
     prediction = Prediction(
       some, some, some, some, some, some, left_now, left_now, left_now, jnp.full(R, step),
-      jnp.float32(rng.random((R, W))), ~left_now, some,
+      jnp.float32(rng.random((R, W))), ~left_now, some, some,
     )  # fmt: skip
     commit, _, memory = policy.select(params, memory, prediction)
     commit = np.asarray(commit)

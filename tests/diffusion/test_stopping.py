@@ -32,7 +32,7 @@ def ended(rule: str, guesses: list[int], confidence: list[float], commit: list[i
   prediction = Prediction(
     jnp.array([guesses]), jnp.array([confidence]), empty, empty, empty[..., None],
     jnp.array([WINDOW]), (window == MASK) | chosen, chosen, chosen, jnp.zeros(1), empty,
-    jnp.zeros((1, 4), bool), tokens_,
+    jnp.zeros((1, 4), bool), tokens_, jnp.array([guesses]),
   )  # fmt: skip
   got = RULES[rule].end(jnp.array([END]), canvas, prediction, chosen, jnp.array([full]))
   return got.tokens[0].tolist(), jnp.flatnonzero(got.masked[0]).tolist(), int(got.end[0])

@@ -46,7 +46,7 @@ def seen_of(seed: int) -> Prediction:
     masked=jnp.asarray(masked), open=jnp.asarray(open_), block=jnp.asarray(block),
     step=jnp.asarray(rng.integers(0, 4, B), jnp.int32),
     uniform=jnp.asarray(rng.random((B, W)), jnp.float32), filled=jnp.zeros((B, W), bool),
-    text=jnp.zeros((B, W), jnp.int32),
+    text=jnp.zeros((B, W), jnp.int32), likeliest=jnp.asarray(probs.argmax(-1), jnp.int32),
   )  # fmt: skip
 
 

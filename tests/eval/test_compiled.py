@@ -55,6 +55,14 @@ def test_a_gpu_layer_has_its_kernel_for_full_tiles_and_copies_no_cache(drafted, 
 
 
 @pytest.mark.full
+def test_gpus_exchange_no_distributions(tmp_path):
+  """That of 8 nodes in 2 rows would be 8 MB."""
+  row = one_layer("h100:4", tmp_path)
+  assert "all-gather" not in row["collectives"]
+  assert row["talk_bytes"] < 4 * 2 * 8 * 128256
+
+
+@pytest.mark.full
 def test_one_chip_reads_weights_of_8_bits(tmp_path):
   """No product writes a matrix in bfloat16 to memory first: the LM head alone would be 1 GB."""
   row = one_layer("v5e:1", tmp_path, "--weights", "int8")
@@ -164,6 +172,78 @@ def test_what_a_program_reads_and_writes(operations, arrays):
   assert compiled.accessed(text) == arrays * 16 * 128 * 4
 
 
+COLLECTIVES = """HloModule jit_f, is_scheduled=true
+
+%multiplied (param_0: f32[8,8]) -> f32[8,8] {
+  %param_0 = f32[8,8]{1,0} parameter(0)
+  ROOT %dot.1 = f32[8,8]{1,0} dot(%param_0, %param_0), lhs_contracting_dims={1}
+}
+
+%body (arg: f32[8,8]) -> f32[8,8] {
+  %arg = f32[8,8]{1,0} parameter(0)
+  ROOT %product = f32[8,8]{1,0} fusion(%arg), kind=kOutput, calls=%multiplied
+}
+
+ENTRY %main (p: f32[8,8]) -> f32[8,8] {
+  %p = f32[8,8]{1,0} parameter(0)
+OPERATIONS
+}
+"""
+
+
+def program(*lines: str) -> str:
+  return COLLECTIVES.replace("OPERATIONS", "\n".join(f"  {line}" for line in lines))
+
+
+BEGUN = "%a = (f32[8,8]{1,0}, f32[16,8]{1,0}) all-gather-start(%p), channel_id=1"
+ENDED = "%b = f32[16,8]{1,0} all-gather-done(%a)"
+
+
+@pytest.mark.parametrize(
+  ("between", "count"),
+  [
+    ("%x = f32[8,8]{1,0} dot(%p, %p)", 1),
+    ("%x = f32[8,8]{1,0} fusion(%p), kind=kOutput, calls=%multiplied", 1),
+    ("%x = f32[8,8]{1,0} while(%p), condition=%c, body=%body", 1),
+    ("%x = f32[8,8]{1,0} conditional(%i, %p, %p), branch_computations={%c, %body}", 1),
+    ('%x = f32[8,8]{1,0} custom-call(%p), custom_call_target="__cublas$gemm"', 1),
+    ('%x = f32[8,8]{1,0} custom-call(%p), custom_call_target="TopK"', 0),
+    ("%x = f32[8,8]{1,0} negate(%p)", 0),
+    ("%x = f32[8,8]{1,0} all-reduce(%p), channel_id=2, to_apply=%add", 0),
+  ],
+)
+def test_what_is_under_way_while_a_chip_multiplies(between, count):
+  product = "%y = f32[8,8]{1,0} dot(%p, %p)"
+  text = program(product, BEGUN, between, ENDED, product)
+  assert compiled.overlapped(text) == ({("all-gather", "1")} if count else set())
+
+
+def test_steps_of_a_collective_may_be_fused_with_products():
+  step = "%s = f32[16,8]{1,0} all-gather(%param_0), channel_id=4"
+  text = program("%x = f32[8,8]{1,0} fusion(%p), kind=kOutput, calls=%multiplied")
+  assert compiled.overlapped(text) == set()
+  for place in (f"  {step}\n  ROOT %dot.1", f"  {step}\n  {step}\n  ROOT %dot.1"):
+    fused = text.replace("  ROOT %dot.1", place)
+    assert compiled.overlapped(fused) == {("all-gather", "4")}
+    assert compiled.talk(fused) == {("all-gather", "4"): 4 * 16 * 8}
+
+
+def test_bytes_of_collectives():
+  two = "%c = (f32[8]{0}, bf16[4]{0:S(1)}) all-reduce(%p, %p), channel_id=2, to_apply=%add"
+  said = compiled.talk(program(BEGUN, ENDED, two))
+  assert said == {("all-gather", "1"): 4 * 16 * 8, ("all-reduce", "2"): 4 * 8 + 2 * 4}
+
+
+def test_what_is_written():
+  """Neither what a fusion holds within, nor what a loop hands on."""
+  fused = "%x = f32[8,8]{1,0} fusion(%p), kind=kOutput, calls=%multiplied"
+  loop = "%y = f32[8,8]{1,0} while(%x), condition=%c, body=%body"
+  both = "%z = (f32[8,8]{1,0}, f32[16,8]{1,0}) custom-call(%y)"
+  text = program(fused, loop, both, "%w = bf16[8,8]{1,0} convert(%p)")
+  # The fusion here, that of the loop's body, and the call.
+  assert [compiled.written(text, "f32", n) for n in (64, 65, 128, 129)] == [3, 1, 1, 0]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("chips", ["v5e:1", "h100:1"])
 def test_a_trees_pass_through_a_recurrent_layer_moves_few_bytes(chips, tmp_path):
@@ -180,6 +260,7 @@ def cell(layers: int) -> dict:
     "topology": "h100:1", "layers": layers, "argument_bytes": (7 + 2 * layers) * 10**9,
     "temp_bytes": 3 * 10**9 - layers, "cache_copies": 4 * layers, "batch": 8, "seconds": 1.5,
     "collectives": {"all-reduce": 1 + 2 * layers} | ({"all-gather": 1} if layers > 1 else {}),
+    "overlapped": {"all-reduce": layers}, "ideal_bytes": (5 + 2 * layers) * 10**9,
   }  # fmt: skip
 
 
@@ -187,6 +268,7 @@ def test_the_whole_follows_from_two_numbers_of_layers():
   *own, whole = compiled.by_layers(cell, (1, 2), 32)
   assert [(x["layers"], x["of_memory"]) for x in own] == [(1, 0.15), (2, 0.175)]
   wanted = cell(32) | {"temp_bytes": cell(2)["temp_bytes"], "seconds": None, "of_memory": 0.925}
+  wanted["over_ideal"] = round((71 + 3) / 69, 3)
   assert whole == wanted | {"collectives": {"all-reduce": 65, "all-gather": 31}}
   [whole] = compiled.by_layers(cell, (), 32)
   assert whole["layers"] == 32 and whole["seconds"] == 1.5

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -207,3 +208,15 @@ def test_what_is_no_mesh_is_one_sentence(text, message, capsys):
   assert main.main(["generate", "--prompt", "1", "--mesh", text]) == 2
   assert says(capsys.readouterr().err, message)
   assert dict(sharding.named_mesh("model=4").shape) == {"data": 1, "model": 4}
+
+
+@pytest.mark.parametrize(
+  ("platform", "count", "asked"), [("tpu", 8, True), ("tpu", 1, False), ("gpu", 8, False)]
+)
+def test_what_a_compiler_is_asked_for(platform, count, asked):
+  """Other compilers refuse a TPU's options, and one chip has nobody to wait for."""
+  devices = np.full(count, types.SimpleNamespace(platform=platform), object)
+  mesh = types.SimpleNamespace(size=count, devices=devices)
+  options = sharding.compiler_options(mesh)
+  assert bool(options) == asked
+  assert set(options.values()) <= {"true"} and all(name.startswith("xla_") for name in options)

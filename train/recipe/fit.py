@@ -18,6 +18,7 @@ from orbax.checkpoint import v1 as ocp
 from specjax import distributed
 from specjax.base import Params
 from specjax.eval.bar import Bar
+from specjax.models import sharding
 from specjax.models.sharding import on_all
 from specjax.sampling import new_key
 from specjax.train.recipe import means
@@ -136,7 +137,9 @@ def stepper(
   gradient = means.gradient(loss, total, training.parts)
   judged = judge or (lambda *args: total(means.values(loss(*args)[0])))
 
-  @functools.partial(jax.jit, donate_argnums=0)
+  options = sharding.compiler_options(jax.tree.leaves(places)[0].mesh) or None
+
+  @functools.partial(jax.jit, donate_argnums=0, compiler_options=options)
   def step(state, frozen, held_out, batch, number):
     key = jax.random.fold_in(new_key(training.seed), number)
     batch = batch if draw is None else draw(batch, key)

@@ -30,11 +30,6 @@ class Said(NamedTuple):
   token: Array
 
 
-def _likeliest(prediction: Prediction) -> Array:
-  """i32[B, W]: the likeliest token of each slot, whatever was drawn."""
-  return jnp.argmax(prediction.log_probs, -1).astype(jnp.int32)
-
-
 def _token(base: Policy, own: Any, prediction: Prediction) -> Array:
   return prediction.token if base.said is None else base.said(own)
 
@@ -60,7 +55,7 @@ def renoise(base: Policy) -> Policy:
     wanted, score, own = base.select(params.base, memory.base, prediction)
     accepted = commits(wanted)
     last = (prediction.step + 1 >= params.steps)[:, None]
-    token = jnp.where(last, _likeliest(prediction), _token(base, own, prediction))
+    token = jnp.where(last, prediction.likeliest, _token(base, own, prediction))
     change = Change(prediction.open & last, replace=accepted, again=~accepted)
     return change, score, Said(own, token)
 
@@ -118,7 +113,7 @@ def settled(base: Policy) -> Policy:
 
   def select(params: Settled, memory: Last, prediction: Prediction):
     wanted, score, own = base.select(params.base, memory.base, prediction)
-    open_, likeliest = prediction.open, _likeliest(prediction)
+    open_, likeliest = prediction.open, prediction.likeliest
     same = (~open_ | (likeliest == memory.likeliest)).all(1)
     rounds = jnp.where(same, memory.rounds + 1, 0)
     count = jnp.maximum(open_.sum(1, dtype=jnp.float32), 1.0)
