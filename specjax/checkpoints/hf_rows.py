@@ -160,8 +160,8 @@ def spare(row: Row, c: Config) -> frozenset[str]:
 
 def more_drafts(raw: Mapping[str, Any], spare: frozenset[str], c: Config) -> frozenset[str]:
   """The names of further draft layers, where `spare` has those of one behind the last layer."""
-  count, of_one = raw.get("num_nextn_predict_layers"), f"model.layers.{c.layers}.*"
-  if of_one not in spare or not isinstance(count, int):
+  count = raw.get("num_nextn_predict_layers")
+  if not spare or not isinstance(count, int) or f"model.layers.{c.layers}.*" not in spare:
     return frozenset()
   return frozenset(f"model.layers.{c.layers + i}.*" for i in range(1, min(count, _DRAFTS)))
 
