@@ -1,7 +1,7 @@
 r"""The price of a denoiser's pass, by how many slots are asked for where few are written.
 
-    python benchmarks/speed/asked.py
-    python benchmarks/speed/asked.py --model lists-3m \
+    python benchmarks/speed/slots_asked_for.py
+    python benchmarks/speed/slots_asked_for.py --model lists-3m \
         --methods threshold/fixed-8 threshold/fixed-8/dual
 
 Each text ends within the least number of slots that is asked for: its stop is a token that the
@@ -31,7 +31,7 @@ class Config:
   asked: tuple[int, ...] = (16, 64, 512)  # slots asked for
   texts: int = 4  # texts, each of which is decoded alone
   repeats: int = 5  # timings of each; their median counts
-  out: str = "results/asked"  # directory of the report
+  out: str = "results/slots_asked_for"  # directory of the report
 
 
 def stop_of(tokens: list[int]) -> int | None:
