@@ -221,6 +221,10 @@ ERRORS = [
     "benchmarks/speed/head_round.py --repeats 0",
     "`repeats` must be between 1 and 2147483647, got 0.",
   ),
+  (
+    "benchmarks/speed/head_windows.py --lengths 0",
+    "`lengths` must be between 1 and 2147483647, got 0.",
+  ),
   ("benchmarks/speed/head_training.py --length 64", "`points` must be between 1 and 58, got 128."),
   (
     "benchmarks/speed/head_training.py --batch 0",

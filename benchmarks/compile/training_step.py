@@ -9,9 +9,10 @@ r"""A step of a head's training for a large target, compiled for chips that this
 It is the step of `specjax.train.heads --online --fsdp`: a frozen target in bfloat16 reads rows of
 text, the head learns from its states in float32, and some steps also judge it by held-out rows. The
 report has the bytes per chip: of the arguments, which are the target, the head, its moments and its
-best weights so far, and the batches; and beyond them. It has the number of collectives, too. Layers
-are alike, so that from two numbers of them follows the whole model, which stands beside them.
-Nothing is executed or timed. The script needs the compilers (pip install .[aot]).
+best weights so far, and the batches; and beyond them. It has the largest array that is written, and
+the number of collectives, too. Layers are alike, so that from two numbers of them follows the whole
+model, which stands beside them. Nothing is executed or timed. The script needs the compilers (pip
+install .[aot]).
 """
 
 import dataclasses
@@ -120,7 +121,8 @@ def compiled_for(name: str, size: Size, layers: int, config: Config) -> dict:
       batch,
     )
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=copied)
-    found, _ = compiled.found(step.lower(*arguments, number))
+    found, text = compiled.found(step.lower(*arguments, number))
+    found["largest"] = compiled.largest(text)
     found["ideal_bytes"] = compiled.share(arguments, mesh.size)
   return {
     "topology": name, "size": size, "head": config.head, "layers": layers, "data": config.data,

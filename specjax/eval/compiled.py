@@ -218,20 +218,30 @@ def accessed(text: str) -> int:
   return sum(within(name) for name, (entry, _) in parts.items() if entry)
 
 
-def written(text: str, dtype: str, numbers: int) -> int:
-  """How many operations of a program write arrays of a dtype such as "f32" that have at least so
-  many `numbers`; what stays within a fusion is not written."""
+def _written(text: str) -> list[str]:
+  """The types of what the operations of a program write; what stays within a fusion is not."""
   parts = _parts(text)
   fused = _fused(parts)
-  kinds = [
+  return [
     kind
     for name in parts.keys() - fused
     for _, kind, operation, _ in parts[name]
     if operation not in _FREE | {"while", "conditional", "call"}
   ]
-  arrays = [re.findall(rf"\b{dtype}\[([\d,]+)\]", kind) for kind in kinds]
+
+
+def written(text: str, dtype: str, numbers: int) -> int:
+  """How many operations of a program write arrays of a dtype such as "f32" that have at least so
+  many `numbers`."""
+  arrays = [re.findall(rf"\b{dtype}\[([\d,]+)\]", kind) for kind in _written(text)]
   sizes = [[math.prod(map(int, x.split(","))) for x in found] for found in arrays]
   return sum(max(found, default=0) >= numbers for found in sizes)
+
+
+def largest(text: str) -> str:
+  """The type of the largest array that a program writes, such as "f32[8,1024]"; "" where none."""
+  arrays = (x[0].split("{")[0] for kind in _written(text) for x in _ARRAY.finditer(kind))
+  return max(arrays, key=_bytes, default="")
 
 
 def check_layers(layers: Sequence[int]) -> None:

@@ -242,6 +242,7 @@ def test_what_is_written():
   text = program(fused, loop, both, "%w = bf16[8,8]{1,0} convert(%p)")
   # The fusion here, that of the loop's body, and the call.
   assert [compiled.written(text, "f32", n) for n in (64, 65, 128, 129)] == [3, 1, 1, 0]
+  assert compiled.largest(text) == "f32[16,8]"
 
 
 @pytest.mark.full
