@@ -196,7 +196,6 @@ def by_load(*drafters: Drafter) -> Drafter:
     return none().propose((), (), (), context, settings, noise)[0], state
 
   def update(
-    depth: int,
     params: Params,
     target_params: Params,
     state: Any,
@@ -205,11 +204,7 @@ def by_load(*drafters: Drafter) -> Drafter:
     verdict: Verdict,
     rows: Array,
   ) -> Any:
-    # No path is longer than the draft, so that layers of a head run no more rows than it has.
-    short = verdict._replace(
-      path=verdict.path[:, : depth + 1], tokens=verdict.tokens[:, : depth + 1]
-    )
-    own = whole.update(params, target_params, state.own, draft, evaluation, short, rows)
+    own = whole.update(params, target_params, state.own, draft, evaluation, verdict, rows)
     live, node = rows > 0, jnp.arange(N)[None]
     walked = jnp.arange(verdict.path.shape[1])[None] <= verdict.count[:, None]
     hit = ((verdict.path[..., None] == node[None]) & walked[..., None]).any(1)
@@ -244,21 +239,18 @@ def by_load(*drafters: Drafter) -> Drafter:
     name=f"auto[{whole.name}]",
     init=init,
     propose=functools.partial(propose, whole),
-    update=functools.partial(update, whole.depth),
+    update=update,
     read=read,
     keep=whole.keep and keep,
     expects=None,
   )
+  # Each with its own depth: a round writes no more rows into caches than its draft is deep.
   smaller = (
     largest._replace(
-      nodes=source.nodes,
-      propose=functools.partial(propose, source),
-      update=functools.partial(update, source.depth),
+      nodes=source.nodes, depth=source.depth, propose=functools.partial(propose, source)
     )
     for source in drafters[:-1]
   )
-  empty = largest._replace(
-    nodes=1, propose=nothing, update=functools.partial(update, 0), varies=False
-  )
+  empty = largest._replace(nodes=1, depth=0, propose=nothing, varies=False)
   chooser = functools.partial(Chooser, widths)
   return largest._replace(sizes=(empty, *smaller, largest), chooser=chooser)
