@@ -6,9 +6,9 @@ So many clients each send a request when their last one has been answered, to an
 are as many as the most clients. Every drafter has the loop compiled for each number of clients, as
 drafts by load have for powers of two, so that what is compared is the size of the drafts alone;
 with --all-rows the fixed ones run all rows, as they do by default. All answer the same questions in
-turns, and no text may differ. Speeds drift from turn to turn by more than drafts differ, so the last
-column is the median over the turns of what drafts by load reached in a turn over a fixed draft in
-the same one: that of the fixed draft for which it is least.
+turns, and no text may differ. Speeds drift from turn to turn by more than drafts differ, so the
+last column is the median over the turns of what drafts by load reached over a fixed draft in the
+same turn, for the fixed draft for which it is least.
 """
 
 import concurrent.futures
