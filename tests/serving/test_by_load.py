@@ -119,6 +119,18 @@ def test_prices_are_of_rounds():
   assert found.shape == (2, 3) and (found > 0).all()
 
 
+@pytest.mark.parametrize("narrow", [False, True])
+def test_rounds_without_a_guess_do_not_cheapen_a_draft(narrow):
+  """Four rounds of each size, of which few have a draft; every third turn is disturbed."""
+  price, drafted = np.array([5.0, 5.5, 7.0, 11.0]), np.array([0, 1, 4, 2])
+  empty = price[0] if narrow else price
+  turn = np.stack([drafted * price + (4 - drafted) * empty, np.full(4, 4.0), drafted], -1)
+  turns = np.stack([turn * [slower, 1, 1] for slower in 3 * (1.0, 1.0, 1.9)])
+  np.testing.assert_allclose(timing.rounds_of(turns, narrow), price)
+  turns[:, 1, 0] = 4.0  # less than nothing drafted
+  assert timing.rounds_of(turns, narrow)[1] == price[0]
+
+
 def test_rounds_correct_their_price():
   """Those of one size twice as long, which is learnt; other sizes follow, other rows do not."""
   found = Prices([1, 2], np.array([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]]))
