@@ -132,9 +132,9 @@ class Chooser:
 def by_load(*drafters: Drafter) -> Drafter:
   """Chooses, every few rounds, the size of a draft that promises most tokens per second.
 
-  The chance of each node is estimated for each row from what was accepted before, as DSpark's
-  scheduler does with the confidences of its head (arXiv 2607.05147); that they come from rounds,
-  so that any drafter serves, is ours. Prices are measured, see `serving.timing`.
+  What each row will accept is estimated from what it accepted before, where DSpark's scheduler has
+  the confidences of its head (arXiv 2607.05147); that estimates come from rounds, so that any
+  drafter serves, is ours. Prices are measured, see `serving.timing`.
 
   Args:
     drafters: of one kind and one state, with rising numbers of nodes, each the first nodes of the
