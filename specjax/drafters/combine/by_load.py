@@ -206,13 +206,14 @@ def by_load(*drafters: Drafter) -> Drafter:
     own = whole.update(params, target_params, state.own, draft, evaluation, verdict, rows)
     live, width = rows > 0, draft.tokens.shape[1]
     walked = jnp.arange(verdict.path.shape[1])[None] <= verdict.count[:, None]
-    size = (verdict.path[..., None] >= jnp.asarray(widths)).sum(-1)  # in which each node is first
+    wide, number = jnp.asarray(widths), jnp.arange(len(widths))[None, None]
+    size = (verdict.path[..., None] >= wide[None, None]).sum(-1)  # in which each node is first
     some = draft.valid[:, 1:].any(1)
     # Accepted nodes of each size; those of none count rounds that had a guess.
-    hit = ((size[..., None] == jnp.arange(len(widths))) & walked[..., None]).sum(1)
+    hit = ((size[..., None] == number) & walked[..., None]).sum(1)
     hit = hit.at[:, 0].set(some)
     before = jnp.pad(hit[:, :-1], ((0, 0), (1, 0)), constant_values=width > 1)
-    tried = jnp.where(width >= jnp.asarray(widths), before, 0)
+    tried = jnp.where((width >= wide)[None], before, 0)
 
     def count(sums: Array, now: Array) -> Array:
       return jnp.where(live[:, None], MEMORY * sums + now.astype(jnp.float32), sums)
