@@ -208,11 +208,11 @@ def by_load(*drafters: Drafter) -> Drafter:
     walked = jnp.arange(verdict.path.shape[1])[None] <= verdict.count[:, None]
     wide, number = jnp.asarray(widths), jnp.arange(len(widths))[None, None]
     size = (verdict.path[..., None] >= wide[None, None]).sum(-1)  # in which each node is first
-    some = draft.valid[:, 1:].any(1)
+    some = draft.valid[:, 1:].any(1).astype(jnp.int32)
     # Accepted nodes of each size; those of none count rounds that had a guess.
     hit = ((size[..., None] == number) & walked[..., None]).sum(1)
     hit = hit.at[:, 0].set(some)
-    before = jnp.pad(hit[:, :-1], ((0, 0), (1, 0)), constant_values=width > 1)
+    before = jnp.pad(hit[:, :-1], ((0, 0), (1, 0)), constant_values=int(width > 1))
     tried = jnp.where((width >= wide)[None], before, 0)
 
     def count(sums: Array, now: Array) -> Array:
