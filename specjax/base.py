@@ -485,7 +485,7 @@ class Drafter(NamedTuple):
       pieces, leave the state that the whole prompt leaves. Its arrays that are as long as the cache
       then have a row where the target's cache has one (static).
     sizes: of a drafter whose drafts have several sizes, one drafter for each, the last of N nodes;
-      all have its state, its weights and its depth. It is itself the last of them.
+      all have its state and its weights. It is itself the last of them, and the deepest.
     chooser: with `sizes`, makes what chooses among them, and may remember; see `Decoder.advance`.
       It is told whether passes are narrow where no row has a guess, see `specjax.bucketing`.
   """

@@ -221,6 +221,13 @@ def _processed(
   return jnp.where(left[..., None], logits, 0.0), jnp.where(left, 0, why)
 
 
+def _counted(counts: Array, flags: Array) -> Array:
+  """Counts i32[B, A] with those of a round, flags bool[B, A' <= A], whose draft may be smaller."""
+  more = flags.astype(jnp.int32)
+  short = counts.shape[1] - more.shape[1]
+  return counts + (jnp.pad(more, ((0, 0), (0, short))) if short else more)
+
+
 def guess(
   method: Method, weights: Weights, request: DecodeRequest, state: DecodeState, noise: NoiseSource
 ) -> tuple[Draft, Any, Evaluation, Array, Array]:
@@ -332,8 +339,8 @@ def decode_round(
   stats = Stats(
     stats.passes + live.astype(jnp.int32),
     stats.emitted + emitted,
-    stats.accepted + (live[:, None] & (step == verdict.count[:, None])).astype(jnp.int32),
-    stats.offered + (live[:, None] & (step == deepest)).astype(jnp.int32),
+    _counted(stats.accepted, live[:, None] & (step == verdict.count[:, None])),
+    _counted(stats.offered, live[:, None] & (step == deepest)),
   )
   return DecodeState(
     Context(text, length), cache, drafter_state, memories, log_probs, done, failed, why, stats

@@ -12,10 +12,10 @@ import numpy as np
 
 ROUNDS = 4  # after which another size of draft may be chosen
 # As which power of what rounds took over what was expected a price changes: that of every size, for
-# the machine and the texts are slower alike, and that of their size once more.
+# the machine and the texts are slower alike, and that of their size once more; by a half for the
+# first such rounds, a third for the next ones, and so on, for it was timed in one second.
 ALL, OWN = 0.2, 0.1
-UNSEEN = 0.02  # how far other prices go to the same multiple of what was timed
-MOST = 3.0  # times what was expected, as which longer rounds count
+MOST = 2.0  # times what was expected, as which longer rounds count
 
 
 class Prices:
@@ -28,6 +28,7 @@ class Prices:
   def __init__(self, batches: Sequence[int], seconds: np.ndarray):
     self._timed = dict(zip(batches, np.asarray(seconds, float), strict=True))
     self._factors = {B: np.ones(len(row)) for B, row in self._timed.items()}
+    self._seen = {B: np.zeros(len(row)) for B, row in self._timed.items()}
 
   def of(self, B: int) -> np.ndarray:
     """Seconds f64[C] of a round of B rows."""
@@ -36,10 +37,10 @@ class Prices:
   def learn(self, B: int, size: int, ratio: float) -> None:
     """Rounds of B rows took `ratio` times what was expected of them.
 
-    So neither a busy machine nor one long round decides which size is run, and a size that was not
-    run for long is thought of as off by as much as the one that is.
+    So neither a busy machine nor one long round decides which size is run. What was learnt of a
+    size stays until it is run again.
     """
     factors, error = self._factors[B], min(ratio, MOST)
     factors *= error**ALL
-    factors[size] *= error**OWN
-    factors += UNSEEN * (factors[size] - factors)
+    self._seen[B][size] += 1
+    factors[size] *= error ** max(OWN, 1 / (1 + self._seen[B][size]))

@@ -13,7 +13,7 @@ from test_engine import ASKED, END, alone
 
 from specjax import Decoder, speculate
 from specjax.decoding.prices import Prices
-from specjax.drafters.combine.by_load import PRIOR, TRY, Chooser, Seen, best, chances, pooled
+from specjax.drafters.combine.by_load import LARGER, PRIOR, Chooser, Seen, best, chances, pooled
 from specjax.serving import timing
 from specjax.serving.engine import Engine
 from specjax.serving.rows import DecodeRows
@@ -119,23 +119,36 @@ def test_prices_are_of_rounds():
   assert found.shape == (2, 3) and (found > 0).all()
 
 
+@pytest.mark.parametrize("narrow", [False, True])
+def test_rounds_without_a_guess_do_not_cheapen_a_draft(narrow):
+  """Four rounds of each size, of which few have a draft; every third turn is disturbed."""
+  price, drafted = np.array([5.0, 5.5, 7.0, 11.0]), np.array([0, 1, 4, 2])
+  empty = price[0] if narrow else price
+  turn = np.stack([drafted * price + (4 - drafted) * empty, np.full(4, 4.0), drafted], -1)
+  turns = np.stack([turn * [slower, 1, 1] for slower in 3 * (1.0, 1.0, 1.9)])
+  np.testing.assert_allclose(timing.rounds_of(turns, narrow), price)
+  turns[:, 1, 0] = 4.0  # less than nothing drafted
+  assert timing.rounds_of(turns, narrow)[1] == price[0]
+
+
 def test_rounds_correct_their_price():
-  """Those of one size twice as long, which is learnt; other sizes follow, other rows do not."""
+  """Those of one size twice as long, which is learnt; others follow in part, other rows do not."""
   found = Prices([1, 2], np.array([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]]))
 
   def learn(B, size, seconds):
     found.learn(B, size, seconds / found.of(B)[size])
 
   learn(1, 1, 1000.0)
-  assert found.of(1)[1] < 3.0  # one long round is not believed
+  assert found.of(1)[1] < 3.5  # one long round is not believed
   for _ in range(500):
     learn(1, 1, 4.0)
-  np.testing.assert_allclose(found.of(1), [2.0, 4.0, 8.0], rtol=1e-3)
+  small, own, large = found.of(1) / [1.0, 2.0, 4.0]
+  assert 1.99 < own < 2.01 and 1.1 < small < 1.6 and abs(small - large) < 1e-6
   np.testing.assert_allclose(found.of(2), [1.0, 2.0, 4.0])
   for _ in range(10):
     learn(2, 2, 2.0)
   small, _, large = found.of(2) / [1.0, 2.0, 4.0]
-  assert 0.5 < large < 0.55 < small < 0.65  # most is the machine's
+  assert 0.5 < large < 0.55 and 0.7 < small < 0.85
 
 
 @pytest.mark.parametrize("text", [[3, 1, 4, 1, 5, 9], [2, 7]])
@@ -167,7 +180,11 @@ def test_a_head_reads_all_text_whatever_is_drafted(text):
     np.testing.assert_allclose(kept(x), kept(y), atol=2e-4)
 
 
-def test_a_size_costs_what_a_fixed_draft_costs():
+SAME = [("eagle3", 2, "eagle3-2"), ("eagle3", 4, "eagle3-4"), ("prompt_lookup", 1, "none")]
+
+
+@pytest.mark.parametrize(("drafter", "nodes", "name"), SAME)
+def test_a_size_costs_what_a_fixed_draft_costs(drafter, nodes, name):
   """But for what is counted of drafts, a round has the operations of one that always drafts so."""
 
   def operations(decoder, method):
@@ -175,33 +192,28 @@ def test_a_size_costs_what_a_fixed_draft_costs():
     asked = decoder.weights, tokens, one, decoder.request(np.zeros(1, int), np.array([28]))
     state = speculate.compiled_start.eval_shape(decoder.method, *asked, 64)
     round_ = speculate.compiled_advance.lower(method, asked[0], asked[3], state, jnp.int32(1))
-    return round_.cost_analysis()["flops"]
+    return round_.cost_analysis()["flops"], round_.as_text().count("stablehlo.gather")
 
-  by_load = Decoder(cut(), "auto-4[eagle3]", "target_only")
-  for nodes, method in zip((2, 4), by_load.methods[1:], strict=True):
-    fixed = Decoder(cut(), f"eagle3-{nodes}", "target_only")
-    assert operations(by_load, method) < 1.01 * operations(fixed, fixed.method)
-
-
-def expected(widths, cost, gains):
-  """By enumeration."""
-  rates = [sum(gains[:w]) / c for w, c in zip(widths, cost, strict=True)]
-  return max(range(len(rates)), key=lambda i: (rates[i], i))
+  by_load, fixed = (Decoder(cut(), n, "target_only") for n in (f"auto-4[{drafter}]", name))
+  (method,) = (one for one in by_load.methods if one.drafter.nodes == nodes)
+  flops, gathers = operations(by_load, method)
+  least, same = operations(fixed, fixed.method)
+  assert flops < 1.01 * least and gathers == same  # a deeper draft gathers more often
 
 
 def test_the_best_size_is_taken():
-  rng, widths = np.random.default_rng(0), (1, 2, 4, 8)
+  rng = np.random.default_rng(0)
   for _ in range(200):
-    gains, cost = rng.uniform(size=8), 1 + np.cumsum(rng.uniform(size=4))
-    found = best(widths, cost, gains)
-    assert found == expected(widths, cost, gains)
+    gains, cost = rng.uniform(size=4), 1 + np.cumsum(rng.uniform(size=4))
+    rates = [sum(gains[: i + 1]) / cost[i] for i in range(4)]
+    assert best(cost, gains) == rates.index(max(rates))
 
 
 def test_chances_are_those_of_a_row_where_it_has_many():
   tries = np.array([[0.0, 500.0], [0.0, 0.0], [0.0, 500.0]])
   hits = np.array([[0.0, 450.0], [0.0, 0.0], [0.0, 50.0]])
   found = chances(tries, hits, pooled(tries, hits, np.ones(2)))
-  np.testing.assert_allclose(found[:, 1], [0.9, 0.5, 0.1], atol=0.01)
+  np.testing.assert_allclose(found[:, 1], [0.9, 0.5, 0.1], atol=0.02)
 
 
 def test_nodes_that_are_not_tried_follow_those_before_them():
@@ -220,27 +232,32 @@ def test_a_chain_that_ends_early_tells_nothing_of_later_nodes():
   assert unknown[1] == refused[1] == unknown[2] > 1.3 * refused[2]
 
 
-def test_nodes_that_are_not_drafted_are_not_thought_of_as_worse():
-  """The first guess alone is drafted for long: the last one is thought of as it."""
+def test_sizes_that_are_not_drafted_are_not_thought_of_as_worse():
+  """The first guess alone is drafted for long."""
   choose = Chooser((1, 2, 4), False)
-  tries = np.array([[9.0, 9.0, 0.0, 0.0]])
+  tries = np.array([[9.0, 9.0, 0.0]])
   for _ in range(30):
     choose(np.array([1.0, 1.0, 99.0]), Seen((), tries, 0.9 * tries, np.ones(1, bool)))
-  np.testing.assert_allclose(choose.usual[1:], 0.887, atol=0.001)
+  np.testing.assert_allclose(choose.usual[1:], [0.892, PRIOR + PRIOR**2], atol=0.001)
+
+
+def counted(sizes, chance, share=1.0):
+  """(tries, hits) of each size in a round with a whole draft, a chain: expectations."""
+  hits = [sum(chance**i for i in range(a, b)) for a, b in itertools.pairwise(sizes)]
+  hits = share * np.array([1.0, *hits])
+  return np.array([1.0, *hits[:-1]]), hits
 
 
 def of_a_request(choose, prices, seconds, chance, share, narrow):
   """Tokens a second in 16 choices of four rounds. A chain of 8 nodes, in a `share` of rounds, is
   right with a `chance` at each node where it was before. All sums are expectations."""
-  tries, hits, tokens, total = np.zeros((1, 8)), np.zeros((1, 8)), 0.0, 0.0
+  tries, hits, tokens, total = np.zeros((1, 4)), np.zeros((1, 4)), 0.0, 0.0
   for _ in range(16):
     size, expected = choose(prices.of(1), Seen((), tries, hits, np.ones(1, bool)))
     gains, took = of_a_round(SIZES[size], seconds[size], seconds[0], chance, share, narrow)
-    drafted = (np.arange(8) < SIZES[size]) & (size > 0)
+    tried, hit = np.where(np.arange(4) <= (size or -1), counted(SIZES, chance, share), 0.0)
     for _ in range(4):
-      tried = share * chance ** np.arange(-1.0, 7.0)  # the node before is accepted
-      tries = 0.98 * tries + np.where(drafted, np.append(1.0, tried[1:]), 0.0)
-      hits = 0.98 * hits + np.where(drafted, share * chance ** np.arange(8.0), 0.0)
+      tries, hits = 0.98 * tries + tried, 0.98 * hits + hit
     prices.learn(1, size, took / expected)
     tokens, total = tokens + gains, total + took
   return tokens / total
@@ -270,13 +287,36 @@ def test_the_best_fixed_size_is_found(seconds, chance, share, narrow, slower):
   ]
   rates = [of_a_request(choose, prices, really, chance, share, narrow) for _ in range(8)]
   assert min(rates) > 0.95 * max(fixed)
-  assert np.mean(rates[1:]) > 0.98 * max(fixed)
+  assert np.mean(rates[1:]) > 0.96 * max(fixed)
+
+
+def test_a_price_that_was_timed_wrong_is_learnt():
+  """No draft pays, but rounds without one were timed, once, while the machine was busy."""
+  really, prices = np.array([1.0, 1.3, 1.7, 2.5]), Prices([1], np.array([[1.9, 1.8, 2.9, 5.0]]))
+  choose = Chooser(SIZES, False)
+  rates = [of_a_request(choose, prices, really, 0.15, 1.0, False) for _ in range(12)]
+  assert rates[0] < 0.93 and min(rates[-3:]) > 0.95
+
+
+def test_guesses_below_a_guess_that_is_seldom_right_are_drafted():
+  """A tree: the second node is a sibling of the first, and all others continue the first."""
+  right = np.array([1.0, 0.85, 0.08, 0.74, 0.07, 0.65, 0.59, 0.53])
+  seconds, widths, choose = np.array([1.0, 1.1, 1.35, 1.8]), np.array(SIZES), Chooser(SIZES, False)
+  hits = np.add.reduceat(right, [0, *SIZES[:-1]])
+  sizes, size, tries, hit = [], 0, np.zeros((1, 4)), np.zeros((1, 4))
+  for _ in range(30):
+    sizes.append(size := choose(seconds, Seen((), tries, hit, np.ones(1, bool)))[0])
+    drafted = np.arange(4) <= (size or -1)
+    tries = 0.92 * tries + 4 * drafted * [1.0, *hits[:-1]]
+    hit = 0.92 * hit + 4 * drafted * hits
+  best_size = int(np.argmax([right[:w].sum() for w in widths] / seconds))
+  assert sizes[10:].count(best_size) > 17
 
 
 def seen(rounds, chance):
   """What a row has after so many rounds of all of 4 nodes."""
-  tries = rounds * np.array([[1.0, 1.0, chance, chance**2]])
-  return Seen((), tries, tries * [1.0, chance, chance, chance], np.ones(1, bool))
+  tries, hits = (rounds * x[None] for x in counted((1, 2, 4), chance))
+  return Seen((), tries, hits, np.ones(1, bool))
 
 
 def test_a_new_request_begins_with_what_was_usual():
@@ -289,7 +329,7 @@ def test_a_new_request_begins_with_what_was_usual():
   assert choose(0, 0.1) == 1  # nobody knows
   chosen = [choose(rounds, 0.1) for _ in range(20) for rounds in (8, 16, 24)]
   assert choose(0, 0.1) == 0
-  assert chosen[TRY - 2] == 1 and sum(chosen[9:]) == 1  # one is a try
+  assert chosen[LARGER - 2] == 1 and sum(chosen[9:]) == 1  # one is a try
   # And back, after a while in which guesses are right.
   for _ in range(60):
     choose(24, 0.95)

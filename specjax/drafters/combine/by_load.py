@@ -23,12 +23,14 @@ from specjax.base import Context, Draft, Drafter, Evaluation, Features, Params, 
 from specjax.drafters.stateless import none
 from specjax.sampling import NoiseSource, Settings
 
-PRIOR = 0.75  # of a first guess of which nothing was seen, that it is accepted
-POOLED, OWN = 8.0, 8.0  # rounds that what was usual, and what other rows saw, count as
+PRIOR = 0.75  # of a guess of which nothing was seen, that it is accepted where the one before is
+POOLED, OWN = 5.0, 20.0  # rounds that what was usual, and what other rows saw, count as
 MEMORY = 0.98  # of a round in the next
-USUAL = 0.05  # how far what is usual goes to what the rows of now see
+USUAL = 0.1  # how far what is usual goes to what the rows of now see
 UNKNOWN = 0.05  # as which part of all that was seen what was never seen counts
-TRY = 50  # of so many choices one is the next larger size, so that it stays known
+# Of so many choices one, early, is the next larger size, and one the next smaller: what is not run
+# for long is not known.
+TRY, LARGER, SMALLER = 50, 13, 38
 LEAST = 0.01  # chance by which another is divided
 
 
@@ -37,9 +39,10 @@ class Seen(NamedTuple):
 
   Attributes:
     own: the drafter's state.
-    tries, hits: f32[B, N], of a node, rounds whose draft could have it and in which the node before
-      it was accepted, and in which itself was; of the root, rounds that asked for guesses, and that
-      had one. Older ones count less.
+    tries, hits: f32[B, C], of the nodes that a size has beyond the one before, in rounds whose
+      draft could have them: how many before them were accepted, and how many of them. Of the first
+      size with guesses tries are rounds that had some; of none, rounds that asked for guesses, and
+      hits those that had some. Older ones count less.
     live: bool[B], rows that wrote something in the last round, or are new.
   """
 
@@ -50,40 +53,38 @@ class Seen(NamedTuple):
 
 
 def pooled(tries: np.ndarray, hits: np.ndarray, usual: np.ndarray) -> np.ndarray:
-  """f64[N], what all rows see, by `Seen.tries` and `Seen.hits` f64[B, N]: how often a draft has a
-  guess, and how likely each node of one that has is accepted where the one before it is.
+  """f64[C], what all rows see, by `Seen.tries` and `Seen.hits` f64[B, C]: how often a draft has a
+  guess, and how many nodes of each size are accepted for one of the size before.
 
-  Of what was not seen it is what is `usual`, and less or more of it as of the node before. Both
-  are counts of the same rounds, so a sibling of the node before may have more than 1.
+  Of what was not seen it is what is `usual`, and less or more of it as of the size before.
   """
   tried, hit, found = tries.sum(0).tolist(), hits.sum(0).tolist(), list[float]()
   for i, own in enumerate(usual.tolist()):
-    before = own if i < 2 else min(own * found[-1] / max(usual[i - 1], LEAST), 1.0)
+    before = own if i < 2 else own * found[-1] / max(usual[i - 1], LEAST)
     found.append((hit[i] + POOLED * before) / (tried[i] + POOLED))
   return np.array(found)
 
 
 def chances(tries: np.ndarray, hits: np.ndarray, now: np.ndarray) -> np.ndarray:
-  """f64[B, N], what `pooled` gives for all rows, of each row: its own rounds count most."""
+  """f64[B, C], what `pooled` gives for all rows, of each row: its own rounds count most."""
   return (hits + OWN * now) / (tries + OWN)
 
 
-def best(widths: Sequence[int], prices: np.ndarray, gains: np.ndarray) -> int:
+def best(prices: np.ndarray, gains: np.ndarray) -> int:
   """The size with the most expected tokens for its price.
 
   Args:
-    widths: nodes of each size, the root included, rising.
     prices: f64[C], of a round, in any one unit.
-    gains: f64[N], what all rows expect of each node; of the root, how many rows there are.
+    gains: f64[C], tokens that all rows expect of each size beyond the one before; of none, how many
+      rows there are.
   """
-  tokens = np.cumsum(gains)[np.asarray(widths) - 1]
-  return int(np.argmax(tokens / prices))
+  return int(np.argmax(np.cumsum(gains) / prices))
 
 
 class Chooser:
   """Chooses sizes of drafts, a `base.ChooseSize`, and remembers what was usual.
 
-  What is usual moves only where something was seen in the last rounds: a node that was not drafted
+  What is usual moves only where something was seen in the last rounds: a size that was not drafted
   is not thought of as worse, and a request that drafts no more is not counted again and again.
 
   Args:
@@ -92,23 +93,21 @@ class Chooser:
   """
 
   def __init__(self, widths: Sequence[int], narrow: bool):
-    self.widths, self.narrow, self.choices, self._last = widths, narrow, 0, 0
-    # Moving averages of what was seen of each node, and of whether it was seen.
-    self._sum, self._weight = np.zeros((2, widths[-1]))
+    self.narrow, self.choices, self._last = narrow, 0, 0
+    self._more = np.diff(widths, prepend=0)  # nodes of each size beyond the one before
+    each = np.add.reduceat(PRIOR ** np.arange(widths[-1]), [0, *widths[:-1]])  # of a chain
+    self._prior = each / [1.0, 1.0, *each[1:-1]]
+    # Moving averages of what was seen of each size, and of whether it was seen.
+    self._sum, self._weight = np.zeros((2, len(widths)))
 
   @property
   def usual(self) -> np.ndarray:
-    """f64[N], as of `pooled`, of requests so far."""
-    found: list[float] = []
-    seen = zip(self._sum.tolist(), self._weight.tolist(), strict=True)
-    for i, (total, weight) in enumerate(seen):
-      unseen = (1.0, PRIOR)[i] if i < 2 else found[-1]
-      found.append((total + UNKNOWN * unseen) / (weight + UNKNOWN))
-    return np.array(found)
+    """f64[C], as of `pooled`, of requests so far."""
+    return (self._sum + UNKNOWN * self._prior) / (self._weight + UNKNOWN)
 
   def _remember(self, tries: np.ndarray, hits: np.ndarray) -> None:
-    """What rows that are live have seen, of nodes that their last draft could have."""
-    tried, drafted = tries.sum(0), self.widths[self._last] if self._last else 0
+    """What rows that are live have seen, of sizes that their last draft could have."""
+    tried, drafted = tries.sum(0), self._last + 1 if self._last else 0
     share = np.where(np.arange(len(tried)) < drafted, USUAL * tried / (tried + POOLED), 0.0)
     self._weight += share * (1 - self._weight)
     self._sum += share * (hits.sum(0) / np.maximum(tried, 1e-9) - self._sum)
@@ -118,13 +117,14 @@ class Chooser:
     tries, hits = (x[live > 0] for x in (tries, hits))
     self._remember(tries, hits)
     own = chances(tries, hits, pooled(tries, hits, self.usual))
-    gains = np.minimum(np.cumprod(own, 1), 1.0).sum(0)
+    gains = np.minimum(np.cumprod(own, 1), self._more).sum(0)
     gains[0] = len(own)
     if self.narrow:
       prices = prices[0] + (1 - np.prod(1 - own[:, 0])) * (prices - prices[0])
-    size = best(self.widths, prices, gains)
+    size = best(prices, gains)
     self.choices += 1
-    self._last = min(size + (self.choices % TRY == 0), len(self.widths) - 1)
+    other = size + {LARGER: 1, SMALLER: -1}.get(self.choices % TRY, 0)
+    self._last = min(max(other, 0), len(self._more) - 1)
     return self._last, float(prices[self._last])
 
 
@@ -132,9 +132,9 @@ class Chooser:
 def by_load(*drafters: Drafter) -> Drafter:
   """Chooses, every few rounds, the size of a draft that promises most tokens per second.
 
-  The chance of each node is estimated for each row from what was accepted before, as DSpark's
-  scheduler does with the confidences of its head (arXiv 2607.05147); that they come from rounds,
-  so that any drafter serves, is ours. Prices are measured, see `serving.timing`.
+  What each row will accept is estimated from what it accepted before, where DSpark's scheduler has
+  the confidences of its head (arXiv 2607.05147); that estimates come from rounds, so that any
+  drafter serves, is ours. Prices are measured, see `serving.timing`.
 
   Args:
     drafters: of one kind and one state, with rising numbers of nodes, each the first nodes of the
@@ -151,7 +151,6 @@ def by_load(*drafters: Drafter) -> Drafter:
         f"drafter={source.name!r} cannot draft by load: it draws its tokens, or has a pass of its "
         "own."
       )
-  N = whole.nodes
   widths = (1, *(source.nodes for source in drafters))
 
   def init(
@@ -165,8 +164,8 @@ def by_load(*drafters: Drafter) -> Drafter:
         raise ValueError(
           f"drafter={source.name!r} cannot draft by load: what it keeps depends on its size."
         )
-    B = len(context.length)
-    return Seen(own, jnp.zeros((B, N)), jnp.zeros((B, N)), jnp.ones(B, bool))
+    B, C = len(context.length), len(widths)
+    return Seen(own, jnp.zeros((B, C)), jnp.zeros((B, C)), jnp.ones(B, bool))
 
   def propose(
     source: Drafter,
@@ -196,7 +195,6 @@ def by_load(*drafters: Drafter) -> Drafter:
     return none().propose((), (), (), context, settings, noise)[0], state
 
   def update(
-    depth: int,
     params: Params,
     target_params: Params,
     state: Any,
@@ -205,18 +203,17 @@ def by_load(*drafters: Drafter) -> Drafter:
     verdict: Verdict,
     rows: Array,
   ) -> Any:
-    # No path is longer than the draft, so that layers of a head run no more rows than it has.
-    short = verdict._replace(
-      path=verdict.path[:, : depth + 1], tokens=verdict.tokens[:, : depth + 1]
-    )
-    own = whole.update(params, target_params, state.own, draft, evaluation, short, rows)
-    live, node = rows > 0, jnp.arange(N)[None]
+    own = whole.update(params, target_params, state.own, draft, evaluation, verdict, rows)
+    live, width = rows > 0, draft.tokens.shape[1]
     walked = jnp.arange(verdict.path.shape[1])[None] <= verdict.count[:, None]
-    hit = ((verdict.path[..., None] == node[None]) & walked[..., None]).any(1)
-    width, some = draft.tokens.shape[1], draft.valid[:, 1:].any(1, keepdims=True)
-    before = jnp.pad(hit[:, :-1], ((0, 0), (1, 0)))
-    tried = jnp.where(node > 0, some & (node < width) & before, width > 1)
-    hit = jnp.where(node > 0, hit, some)
+    wide, number = jnp.asarray(widths), jnp.arange(len(widths))[None, None]
+    size = (verdict.path[..., None] >= wide[None, None]).sum(-1)  # in which each node is first
+    some = draft.valid[:, 1:].any(1).astype(jnp.int32)
+    # Accepted nodes of each size; those of none count rounds that had a guess.
+    hit = ((size[..., None] == number) & walked[..., None]).sum(1)
+    hit = hit.at[:, 0].set(some)
+    before = jnp.pad(hit[:, :-1], ((0, 0), (1, 0)), constant_values=int(width > 1))
+    tried = jnp.where((width >= wide)[None], before, 0)
 
     def count(sums: Array, now: Array) -> Array:
       return jnp.where(live[:, None], MEMORY * sums + now.astype(jnp.float32), sums)
@@ -244,21 +241,18 @@ def by_load(*drafters: Drafter) -> Drafter:
     name=f"auto[{whole.name}]",
     init=init,
     propose=functools.partial(propose, whole),
-    update=functools.partial(update, whole.depth),
+    update=update,
     read=read,
     keep=whole.keep and keep,
     expects=None,
   )
+  # Each with its own depth: a round writes no more rows into caches than its draft is deep.
   smaller = (
     largest._replace(
-      nodes=source.nodes,
-      propose=functools.partial(propose, source),
-      update=functools.partial(update, source.depth),
+      nodes=source.nodes, depth=source.depth, propose=functools.partial(propose, source)
     )
     for source in drafters[:-1]
   )
-  empty = largest._replace(
-    nodes=1, propose=nothing, update=functools.partial(update, 0), varies=False
-  )
+  empty = largest._replace(nodes=1, depth=0, propose=nothing, varies=False)
   chooser = functools.partial(Chooser, widths)
   return largest._replace(sizes=(empty, *smaller, largest), chooser=chooser)
