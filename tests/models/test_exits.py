@@ -136,7 +136,10 @@ def test_layers_behind_a_sure_exit_run_only_to_make_room(least, often):
 
 @pytest.mark.slow
 def test_layers_behind_an_exit_that_says_all_are_left_out():
-  lm, texts = sorted_exits(LM, 0), np.random.default_rng(4).integers(V, size=(B, 8)).astype(np.int32)
+  lm, texts = (
+    sorted_exits(LM, 0),
+    np.random.default_rng(4).integers(V, size=(B, 8)).astype(np.int32),
+  )
   cache, _ = lm.prefill(PARAMS, texts[:, :4], jnp.full(B, 4, jnp.int32), S)
   depth = jnp.tile(jnp.arange(4, dtype=jnp.int32), (B, 1))
   mask = jnp.tile(jnp.tril(jnp.ones((4, 4), bool)), (B, 1, 1))
