@@ -5,10 +5,10 @@ r"""How many questions a model answers rightly by each strategy of sampling and 
 Each record has a `question` and an `answer` whose last number is the right one, as in GSM8K. A text
 is right where its last number is that number; of lists:SEED:COUNT, where it answers the question.
 Of all runs of four tokens in the texts that a strategy returns for a question, of a search all
-beams or drafts, so many are different. Tokens are those of all samples and trials, of a search
-those of the best text, and of switching those that the model writes itself. Seconds are those of
-all questions, after the first one has been decoded once to compile. A run that was ended goes on
-with the strategies that are left, and one that is started again with more of them adds these.
+beams, so many are different. Tokens are those of all samples and trials, of a search those of the
+best text. Seconds are those of all questions, after the first one has been decoded once to compile.
+A run that was ended goes on with the strategies that are left, and one that is started again with
+more of them adds these.
 """
 
 import dataclasses
@@ -24,8 +24,7 @@ import numpy as np
 import specjax
 from specjax import checks, command_line, fingerprint
 from specjax.cli.arguments import Weights
-from specjax.data import datastore, lists, resume
-from specjax.data.datastore import Datastore
+from specjax.data import lists, resume
 from specjax.data.sources import open_source
 from specjax.eval import metrics, prompts, report, table
 from specjax.names.load import Model
@@ -62,11 +61,6 @@ class Config(prompts.Questions):
   learn: str | None = None  # questions with answers of which it is learned, in its place
   learn_limit: int = 200  # of these
   beams: int = 4
-  store: str | None = None  # of superposed, which writes so many drafts as there are samples
-  small: str | None = None  # the model that begins, of switching
-  bits: float = 1.0  # of entropy, from which on switching asks the model in its place
-  window: int = 5  # tokens of whose entropies it takes the mean
-  dwell: int = 10  # tokens that a model writes at least
   limit: int | None = 100
   out: str = "results/strategies"
 
@@ -106,20 +100,6 @@ def _looking_ahead(
   return [Said(x.text, len(x.tokens), [x.tokens]) for x in every]
 
 
-def _superposed(
-  model: Model, store: Datastore, drafts: int, new: int, ids: Sequence[list[int]]
-) -> list[Said]:
-  every = [specjax.search.superposed(model, x, store, drafts, new) for x in ids]
-  return [Said(found[0].text, new, [x.tokens for x in found]) for found in every]
-
-
-def _in_turns(small: Model, model: Model, config: Config, ids: Sequence[list[int]]) -> list[Said]:
-  numbers = {"window": config.window, "dwell": config.dwell}
-  new = config.max_new_tokens
-  every = specjax.search.switching(small, model, ids, config.bits, new, **numbers)
-  return [Said(x.text, sum(x.large), [x.tokens]) for x in every]
-
-
 def learned(model: Model, config: Config) -> float:
   """The threshold of adadec."""
   if config.learn is None:
@@ -150,14 +130,6 @@ def answerers(model: Model, config: Config) -> dict[str, Callable[[], Answer]]:
     rows = n if select == "first_finish" else config.batch  # which decodes a question alone
     return functools.partial(_best_of, decoder(temperature=T, batch=rows), n, new, select, hedged)
 
-  def superposed() -> Answer:
-    store = datastore.load(str(config.store), model.config.vocab_size, model.identity.tokens)
-    return functools.partial(_superposed, model, store, n, new)
-
-  def switching() -> Answer:
-    small = specjax.load(str(config.small), weights=config.weights)
-    return functools.partial(_in_turns, small, model, config)
-
   def search(groups: int) -> Answer:
     return functools.partial(_searched, model, config.beams, groups, new)
 
@@ -172,8 +144,6 @@ def answerers(model: Model, config: Config) -> dict[str, Callable[[], Answer]]:
     "cntp": lambda: functools.partial(_cautious, model, T, n, new),
     "beam": functools.partial(search, 1),
     "diverse_beam": functools.partial(search, config.beams),
-    **({"superposed": superposed} if config.store else {}),
-    **({"switching": switching} if config.small else {}),
   }
 
 
