@@ -102,7 +102,7 @@ def sorted_exits(model: Target, least: float = 0.5, every: int = 2) -> Target:
 
   Args:
     model: a transformer of L layers.
-    least: 0 to 1 (static); with 0 the first exit gives all tokens, and no other layers are kept.
+    least: 0 to 1 (static); with 0 the first exit gives all tokens, and later layers are left out.
     every: an exit lies behind every so many layers and behind the last (static).
 
   Raises:
