@@ -4,10 +4,11 @@ r"""How many questions a model answers rightly by each strategy of sampling and 
 
 Each record has a `question` and an `answer` whose last number is the right one, as in GSM8K. A text
 is right where its last number is that number; of lists:SEED:COUNT, where it answers the question.
-Tokens are those of all samples and trials or, of a
-search, of the text that it returns; seconds are those of all questions, after the first one has
-been decoded once to compile. A run that was ended goes on with the strategies that are left, and
-one that is started again with more of them adds these.
+Of all runs of four tokens in the texts that a strategy returns for a question, of a search all
+beams, so many are different. Tokens are those of all samples and trials, of a search those of the
+best text. Seconds are those of all questions, after the first one has been decoded once to compile.
+A run that was ended goes on with the strategies that are left, and one that is started again with
+more of them adds these.
 """
 
 import dataclasses
@@ -17,6 +18,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 import specjax
 from specjax import checks, command_line, fingerprint
@@ -28,12 +31,15 @@ from specjax.names.load import Model
 from specjax.search.adadec_threshold import learned_threshold
 from specjax.search.best_of import SELECT
 
+NGRAM = 4  # tokens; of all such runs of a question's texts, how many are different
+
 
 class Said(NamedTuple):
-  """An answer: its text, and how many tokens were decoded for it."""
+  """An answer: its text, how many tokens were decoded for it, and the ids of all texts returned."""
 
   text: str
   tokens: int
+  texts: Sequence[Sequence[int]]
 
 
 Answer = Callable[[Sequence[list[int]]], list[Said]]
@@ -60,35 +66,38 @@ class Config(prompts.Questions):
 
 
 def _decoded(decoder: specjax.Decoder, new: int, ids: Sequence[list[int]]) -> list[Said]:
-  return [Said(r.text, r.emitted) for r in decoder(ids, new)]
+  return [Said(r.text, r.emitted, [r.tokens]) for r in decoder(ids, new)]
 
 
 def _best_of(
   decoder: specjax.Decoder, n: int, new: int, select: str, hedged: bool, ids: Sequence[list[int]]
 ) -> list[Said]:
   every = specjax.search.best_of(decoder, ids, n, new, select=select, hedged=hedged)
-  return [Said(best.result.text, sum(r.emitted for r in best.samples)) for best in every]
+  return [
+    Said(best.result.text, sum(r.emitted for r in best.samples), [best.result.tokens])
+    for best in every
+  ]
 
 
 def _searched(
   model: Model, beams: int, groups: int, new: int, ids: Sequence[list[int]]
 ) -> list[Said]:
   every = specjax.search.beam_search(model, ids, beams, new, groups=groups)
-  return [Said(best.text, len(best.tokens)) for best, *_ in every]
+  return [Said(beams[0].text, len(beams[0].tokens), [x.tokens for x in beams]) for beams in every]
 
 
 def _cautious(
   model: Model, T: float, trials: int, new: int, ids: Sequence[list[int]]
 ) -> list[Said]:
   every = specjax.search.cntp(model, ids, new, trials=trials, temperature=T)
-  return [Said(x.text, x.drawn) for x in every]
+  return [Said(x.text, x.drawn, [x.tokens]) for x in every]
 
 
 def _looking_ahead(
   model: Model, threshold: float, new: int, ids: Sequence[list[int]]
 ) -> list[Said]:
   every = specjax.search.adadec(model, ids, threshold, new)
-  return [Said(x.text, len(x.tokens)) for x in every]
+  return [Said(x.text, len(x.tokens), [x.tokens]) for x in every]
 
 
 def learned(model: Model, config: Config) -> float:
@@ -152,6 +161,10 @@ def _is_number(want: str, text: str) -> bool:
   return metrics.last_number(text) == want
 
 
+def _share(some, every):
+  return some / np.maximum(every, 1)
+
+
 def main(config: Config) -> None:
   model = specjax.load(config.model, weights=config.weights)
   ids, right = asked(model, config)
@@ -162,6 +175,7 @@ def main(config: Config) -> None:
   drafter = specjax.make_drafter(model, config.drafter)[1]
   same |= {
     "prompts": fingerprint.digest(map(str, ids)),
+    "ngrams": NGRAM,
     "drafter.weights": fingerprint.of_weights(drafter),
   }
   resume.claim(out, same | model.ingredients())
@@ -176,12 +190,15 @@ def main(config: Config) -> None:
     said = answer(ids)
     seconds = time.perf_counter() - begin
     good = [is_right(x.text) for x, is_right in zip(said, right, strict=True)]
+    different, every = zip(*(metrics.ngrams(x.texts, NGRAM) for x in said), strict=True)
     cells.append(
       {
         "strategy": name,
         "right": sum(good),
         "questions": len(good),
         "interval": metrics.wilson_interval(sum(good), len(good)),
+        "different": float(_share(sum(different), sum(every))),
+        "different_interval": metrics.bootstrap_interval(_share, different, every),
         "tokens": sum(x.tokens for x in said),
         "seconds": seconds,
       }
@@ -193,6 +210,9 @@ def main(config: Config) -> None:
       "strategy": cell["strategy"],
       "right %": table.estimate(
         100 * cell["right"] / cell["questions"], [100 * x for x in cell["interval"]]
+      ),
+      f"different {NGRAM}-grams %": table.estimate(
+        100 * cell["different"], [100 * x for x in cell["different_interval"] or ()] or None
       ),
       "tokens": f"{cell['tokens']}",
       "seconds": f"{cell['seconds']:.1f}",

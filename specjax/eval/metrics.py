@@ -5,7 +5,7 @@ mean of ratios, so that an answer weighs as much as its number of tokens.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,6 +98,12 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
   middle = (rate + weight / 2) / (1 + weight)
   half = z / (1 + weight) * math.sqrt(rate * (1 - rate) / trials + weight / trials / 4)
   return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def ngrams(texts: Iterable[Sequence[int]], n: int) -> tuple[int, int]:
+  """(different runs of n ids, all of them) in some texts; their ratio is called distinct-n."""
+  every = [tuple(ids[i : i + n]) for ids in texts for i in range(len(ids) - n + 1)]
+  return len(set(every)), len(every)
 
 
 def first_divergence(ids: Sequence[int], reference: Sequence[int]) -> int | None:

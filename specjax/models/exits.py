@@ -102,7 +102,7 @@ def sorted_exits(model: Target, least: float = 0.5, every: int = 2) -> Target:
 
   Args:
     model: a transformer of L layers.
-    least: 0 to 1 (static); with 0 the first exit gives all tokens.
+    least: 0 to 1 (static); with 0 the first exit gives all tokens, and later layers are left out.
     every: an exit lies behind every so many layers and behind the last (static).
 
   Raises:
@@ -117,7 +117,8 @@ def sorted_exits(model: Target, least: float = 0.5, every: int = 2) -> Target:
       f"an exit before its last, got {every}."
     )
   exits = exits_of(lm.layers, every)
-  groups = tuple(zip(exits, (*exits[1:], lm.layers), strict=True))  # the layers behind each exit
+  # The layers behind each exit; none where the first gives all tokens.
+  groups = tuple(zip(exits, (*exits[1:], lm.layers), strict=True)) if least else ()
 
   def check(hidden_layers) -> None:
     if hidden_layers:
@@ -134,7 +135,8 @@ def sorted_exits(model: Target, least: float = 0.5, every: int = 2) -> Target:
     cache = cut(cache, cache.length)  # a recurrent one is refused
     nothing = jnp.zeros((len(length), WAITING, lm.width), features.hidden.dtype)
     waiting = (Waiting(nothing, cache.length),) * len(groups)
-    return Text(cache.kv, waiting, cache.length), features
+    kv = cache.kv if groups else _some(cache.kv, 0, exits[0])
+    return Text(kv, waiting, cache.length), features
 
   def evaluate(
     params: Params, cache: Any, tokens: Array, depth: Array, mask: Array, hidden_layers=()
@@ -175,6 +177,8 @@ def sorted_exits(model: Target, least: float = 0.5, every: int = 2) -> Target:
       params, lm.embed(params, tokens), position, mask, Cache(text, cache.length), stop=exits[0]
     )
     hidden, logits, sure = read(x)
+    if not groups:
+      return Evaluation(logits, Features(hidden), (first, ()))
     # The layers behind the last exit are those that most text waits for.
     is_full = (cache.length - waiting[-1].ready + N > WAITING).any()
     ran, passed = jnp.bool_(True), []

@@ -99,3 +99,9 @@ def test_one_unit_has_no_interval():
 )
 def test_first_divergence(ids, reference, index):
   assert metrics.first_divergence(ids, reference) == index
+
+
+def test_ngrams_of_several_texts_are_counted_together():
+  # 12, 21, 12, 21 and 21 again.
+  assert metrics.ngrams([[1, 2, 1, 2, 1], [2, 1]], 2) == (2, 5)
+  assert metrics.ngrams([[1, 2]], 3) == (0, 0)

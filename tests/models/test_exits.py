@@ -116,7 +116,7 @@ def test_a_token_is_that_of_the_first_sure_exit_whatever_waits(every):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("least", "often"), [(0.0, 1 / (WAITING + 1)), (1.0, 1.0)])
+@pytest.mark.parametrize(("least", "often"), [(1 / V, 1 / (WAITING + 1)), (1.0, 1.0)])
 def test_layers_behind_a_sure_exit_run_only_to_make_room(least, often):
   lm = sorted_exits(LM, least)
   cache, _ = lm.prefill(PARAMS, jnp.zeros((1, 2), jnp.int32), jnp.array([2], jnp.int32), S)
@@ -132,6 +132,24 @@ def test_layers_behind_a_sure_exit_run_only_to_make_room(least, often):
     cache, some = append(cache, jnp.int32(i % V))
     ran.append(some)
   np.testing.assert_allclose(np.mean(ran, 0), often)
+
+
+@pytest.mark.slow
+def test_layers_behind_an_exit_that_says_all_are_left_out():
+  lm, texts = (
+    sorted_exits(LM, 0),
+    np.random.default_rng(4).integers(V, size=(B, 8)).astype(np.int32),
+  )
+  cache, _ = lm.prefill(PARAMS, texts[:, :4], jnp.full(B, 4, jnp.int32), S)
+  depth = jnp.tile(jnp.arange(4, dtype=jnp.int32), (B, 1))
+  mask = jnp.tile(jnp.tril(jnp.ones((4, 4), bool)), (B, 1, 1))
+  first = lm.evaluate(PARAMS, cache, texts[:, 3:7], depth, mask)
+  cache = lm.commit(cache, first.kv, depth, jnp.full(B, 4, jnp.int32))
+  then = lm.evaluate(PARAMS, cache, texts[:, 7:], depth[:, :1], mask[:, :1, :1])
+  assert len(cache.kv.k) == len(cache.kv.v) == 2 and not cache.waiting
+  want = by_whole_texts(texts, exits_of(L, 2))[0][:, 3:]
+  got = jnp.concatenate([first.logits, then.logits], 1)
+  np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
