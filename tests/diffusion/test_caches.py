@@ -186,7 +186,7 @@ def test_what_is_far_ahead_is_not_seen():
 
 def summed(params, tokens, position, seen, earlier=None):
   """A network of one number a slot, which depends on all that is seen, however old."""
-  own = jnp.where(seen, 10.0 * tokens + position, 0.0)
+  own = jnp.where(seen, 10 * tokens + position, 0).astype(jnp.float32)
   total = own.sum(1, keepdims=True)
   if earlier is not None:
     total += jnp.where(earlier.visible, earlier.kv[:, 0, :, 0], 0.0).sum(1, keepdims=True)
