@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import pathlib
 import sys
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +76,8 @@ class Config(texts.Config):
       that rises from 0 to 1; with 0 it sees them from the first step on.
     any_order: whether the model learns any tokens given any others, for any-subset speculative
       decoding (the policy assd).
+    noise: "mask", or "uniform": any tokens; the model, which is not told where they are, learns
+      every token of an answer.
   """
 
   start: str | None = None
@@ -91,6 +93,7 @@ class Config(texts.Config):
   remat: bool = False
   anneal: Natural = 0
   any_order: bool = False
+  noise: Literal["mask", "uniform"] = "mask"
   training: Training = Training(
     steps=2000, batch=64, rate=2e-3, warmup=100, decay=0.1, save_every=250
   )
@@ -157,7 +160,7 @@ def new_model(config: Config, out: pathlib.Path, records: list[texts.Text]) -> M
   def train() -> Tokenizer:
     flat = texts.contents(records)
     tokenizer = train_words(flat) if config.words else train_bpe(flat, config.vocab_size - 1)
-    tokenizer.inner.add_special_tokens([END, MASK])
+    tokenizer.inner.add_special_tokens([END, *([MASK] if config.noise == "mask" else [])])
     return tokenizer
 
   tokenizer = texts.kept_tokenizer(out, train)
@@ -180,40 +183,48 @@ class Noisy(NamedTuple):
 
   rows: PackedRows
   share: np.ndarray  # f32[B], the chance that a later slot is seen, the same for all
-  masked: Array  # bool[B, T]
+  masked: Array  # bool[B, T], the tokens that are noise
+  tokens: Array  # i32[B, T], with the noise
   p: Array  # f32[B, 1] or f32[B, T], the share of the slots that is masked
   key: Array  # [B], the same for all: what slots see of each other
 
 
-def drawn(batch: tuple[PackedRows, np.ndarray], key: Array, D: int | None) -> Noisy:
-  """The noise of a batch, with blocks of D slots."""
+def drawn(
+  batch: tuple[PackedRows, np.ndarray], key: Array, D: int | None, mask: int | None, V: int
+) -> Noisy:
+  """The noise of a batch, with blocks of D slots; without a mask it is any of V tokens."""
   maskable = jnp.asarray(batch[0].mask)
   masked, p = corrupt(key, maskable) if D is None else block_diffusion.corrupt(key, maskable, D)
-  return Noisy(*batch, masked, p, jnp.broadcast_to(jax.random.fold_in(key, 0), len(maskable)))
+  noise: Array | int = jax.random.randint(jax.random.fold_in(key, 1), masked.shape, 0, V)
+  tokens = jnp.where(masked, noise if mask is None else mask, jnp.asarray(batch[0].tokens))
+  of_step = jnp.broadcast_to(jax.random.fold_in(key, 0), len(maskable))
+  return Noisy(*batch, masked, tokens, p, of_step)
 
 
 def loss_of(config: Config, model: Model) -> Loss:
   """The loss of a step, whose batch is `Noisy`."""
   network = Transformer(model.config, remat=config.remat)
-  D, mask = model.config.block_length, model.mask
-  assert mask is not None
+  D, mask, uniform = model.config.block_length, model.mask, model.config.uniform
   groups = config.training.groups()
 
   def loss(trained, frozen, batch: Noisy, _):
-    params, (rows, share, masked, p, key) = low_rank.weights(trained, frozen, config.dtype), batch
-    tokens, maskable = jnp.asarray(rows.tokens), jnp.asarray(rows.mask)
-    noisy = jnp.where(masked, mask, tokens)
-    said = figures(params, rows, noisy, masked, key[0], share[0])
+    params = low_rank.weights(trained, frozen, config.dtype)
+    rows, share, masked, noisy, p, key = batch
+    maskable = jnp.asarray(rows.mask)
+    asked = maskable if uniform else masked
+    said = figures(params, rows, noisy, asked, key[0], share[0])
     weight = context_weight(masked) if config.context else 1 / p
-    nats, right = denoising_loss(*said, masked, maskable, weight)
-    return nats, means.over(masked, right)  # the loss is a mean over rows
+    weight = jnp.ones_like(p) if uniform else weight
+    nats, right = denoising_loss(*said, asked, maskable, weight)
+    return nats, means.over(asked, right)  # the loss is a mean over rows
 
-  def figures(params, rows: PackedRows, noisy: Array, masked: Array, key: Array, share: Array):
-    """Nats of every masked slot and whether its likeliest token is the right one, [B, T]."""
+  def figures(params, rows: PackedRows, noisy: Array, asked: Array, key: Array, share: Array):
+    """Nats of every slot asked for and whether its likeliest token is the right one, [B, T]."""
     tokens = jnp.asarray(rows.tokens)
     if model.config.any_order:
+      assert mask is not None
       joint = any_order(model.config, mask).joint
-      logits = joint(params, tokens, ~masked, filling_order(masked))
+      logits = joint(params, tokens, ~asked, filling_order(asked))
       return asked_slots.cross_entropy(logits, tokens)
     seen = from_causal.seen(key, share, tokens.shape[1]) if config.anneal else None
     if D is None:
@@ -222,7 +233,7 @@ def loss_of(config: Config, model: Model) -> Loss:
     else:
       states = block_diffusion.states(network, params, noisy, rows, model.shift, seen)
     head = functools.partial(network.apply, params, method="head")
-    return asked_slots.of_asked(asked_slots.cross_entropy, head, states, tokens, masked, groups)
+    return asked_slots.of_asked(asked_slots.cross_entropy, head, states, tokens, asked, groups)
 
   return loss
 
@@ -241,9 +252,14 @@ def main(config: Config) -> None:
     model.config,
     block_length=config.block_length or model.config.block_length,
     any_order=config.any_order or model.config.any_order,
+    uniform=config.noise == "uniform" or model.config.uniform,
   )
-  model = dataclasses.replace(model, config=shape)
-  D, any_subset = model.config.block_length, model.config.any_order
+  D, any_subset = shape.block_length, shape.any_order
+  if shape.uniform and (any_subset or config.context or D is not None):
+    raise ValueError(
+      "`noise` must be mask with any_order, with context or with blocks, got 'uniform'."
+    )
+  model = dataclasses.replace(model, config=shape, mask=None if shape.uniform else model.mask)
   if any_subset and (config.context or model.shift):
     raise ValueError(
       "`any_order` needs context=False and a model that is not shifted, got "
@@ -254,7 +270,7 @@ def main(config: Config) -> None:
   if config.context and D is not None:
     raise ValueError(f"`context` must be False with block_length={D}, got True.")
   tokenizer, mask = model.tokenizer, model.mask
-  if tokenizer is None or mask is None or not model.stop:
+  if tokenizer is None or (mask is None and not shape.uniform) or not model.stop:
     raise ValueError(
       f"`start` must have a tokenizer, a mask and an end of text, got {config.start!r}."
     )
@@ -281,7 +297,7 @@ def main(config: Config) -> None:
     config.training,
     out,
     frozen=read,
-    draw=functools.partial(drawn, D=D),
+    draw=functools.partial(drawn, D=D, mask=mask, V=shape.vocab_size),
   )
   params = low_rank.merged(trained, frozen)
 

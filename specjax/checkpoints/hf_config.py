@@ -56,7 +56,7 @@ SCHEMA = {
   "intermediate_size": _SIZE, "max_position_embeddings": _SIZE, "rope_theta": _POSITIVE,
   "rms_norm_eps": _POSITIVE, "tie_word_embeddings": bool, "mlp_bias": _no_bias,
   "attention_bias": bool, "hidden_act": _SILU, "is_causal": bool, "specjax_any_order": bool,
-  "partial_rotary_factor": float,
+  "specjax_uniform": bool, "partial_rotary_factor": float,
   "use_sliding_window": bool, "sliding_window": _SIZE, "max_window_layers": int,
   "layer_types": tuple[str, ...],
 }  # fmt: skip
@@ -169,6 +169,7 @@ def from_json(raw: Mapping[str, Any], where: str = "config.json") -> Config:
       causal=known.get("is_causal", family not in _BOTH_SIDES),
       block_length=_block_length(raw, family, where),
       any_order=known.get("specjax_any_order", False),
+      uniform=known.get("specjax_uniform", False),
       rotary_dim=None if share == 1 else int(head_dim * share),
       experts=hf_experts.read(raw, family, layers, where),
     )
@@ -280,8 +281,7 @@ def to_json(config: Config, *, mask: bool = False, shift: bool = False) -> dict[
     raw["model_type"] = "llada"
   if not config.causal and family not in _BOTH_SIDES:
     raw["is_causal"] = False
-  if config.any_order:
-    raw["specjax_any_order"] = True
+  raw |= {f"specjax_{x}": True for x in ("any_order", "uniform") if getattr(config, x)}
   return raw
 
 

@@ -157,7 +157,8 @@ class Denoiser(NamedTuple):
       does (LLaDA).
     evaluate: (params, tokens i32[B, N], position i32[B, N], seen bool[B, N], Earlier or None) ->
       (states [B, N, E] after the final norm, kv of these N slots). `seen` says which of the N may
-      be attended to. With `soften` it takes the N slots' soft embeddings, too.
+      be attended to; as bool[B, N, N], which each may attend to. With `soften` it takes the N
+      slots' soft embeddings, too.
     head: (params, states [..., E]) -> logits f32[..., V].
     pieces: `evaluate` layer by layer, or None where it is no stack of layers.
     block: None where every slot sees every other. Else the denoiser is causal over blocks of so

@@ -253,6 +253,7 @@ class Config:
       diffusion): a position sees its own block and those before it. None for no blocks.
     any_order: whether the weights are those of a model of any slots given any others, with two
       rows for every slot, see `models.any_order`.
+    uniform: where causal is False, whether noise is any token, so that no mask shows an empty slot.
     canvas: where causal is False, the length of the canvases of a decoder that reads what a causal
       encoder of the same weights wrote, and what its own last pass said (DiffusionGemma); or None.
     rotary_dim: how many of a head's C numbers, its first, are rotated (LLaDA2); None for all, 0 for
@@ -306,6 +307,7 @@ class Config:
   causal: bool = True
   block_length: int | None = None
   any_order: bool = False
+  uniform: bool = False
   rotary_dim: int | None = None
   experts: Experts | None = None
   wide_qk_norm: bool = False
@@ -362,6 +364,8 @@ class Config:
       checks.refuse("streams", self.streams, "None without norms='both' and layer_embedding")
     if self.any_order and (self.causal or self.block_length is not None):
       checks.refuse("any_order", True, "False with causal=True, or with blocks")
+    if self.uniform and self.causal:
+      checks.refuse("uniform", True, "False with causal=True")
     rotary = self.rotary_dim
     if rotary and (checks.whole("rotary_dim", rotary, 2, self.head_dim) % 2):
       checks.refuse("rotary_dim", rotary, EVEN)

@@ -75,7 +75,7 @@ def denoiser(config: Config, mask: int | None, shift: bool = False) -> Denoiser:
     params: Params, tokens: Array, position: Array, seen: Array, earlier: Earlier | None = None
   ):
     B, N = tokens.shape
-    sees = jnp.broadcast_to(seen[:, None], (B, N, N))
+    sees = jnp.broadcast_to(seen if seen.ndim == 3 else seen[:, None], (B, N, N))
     if config.block_length is not None:
       block = position // config.block_length
       sees = sees & (block[:, None] <= block[:, :, None])

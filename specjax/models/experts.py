@@ -34,6 +34,8 @@ from specjax.models.weights import dense
 _INIT = nn.initializers.normal(0.02)
 # On 2 CPU cores, up to here all rows of an expert that is used cost less than sorting them does.
 _FEW_ROWS = 64
+# Rows are written once for each expert by `ragged_dot` on GPUs: so many numbers at a time, 1 GB.
+_SPREAD = 2**29
 
 
 class Chosen(NamedTuple):
@@ -229,20 +231,35 @@ def in_blocks(
   return jnp.zeros(x.shape, jnp.float32).at[row].add(y)
 
 
-def grouped(x: Array, chosen: Chosen, gate_up: Any, down: Any, act: Activation = swiglu) -> Array:
-  """One product of all pairs in the order of the experts, for devices that have it."""
+def grouped(
+  x: Array, chosen: Chosen, gate_up: Any, down: Any, act: Activation = swiglu, parts: int = 1
+) -> Array:
+  """One product of all pairs in the order of the experts, for devices that have it; or a product
+  for each of so many `parts` of them (static)."""
   pairs = in_order(chosen, gate_up.shape[0])
+  P = len(pairs.row)
 
-  def product(x: Array, w: Any) -> Array:
+  def product(x: Array, w: Any, sizes: Array) -> Array:
     matrix = w.weight if isinstance(w, Biased) else w
     x = groups.rounded(x) if isinstance(matrix, Groups) and matrix.rounds else x
-    y = lax.ragged_dot(x, dense(matrix).swapaxes(1, 2), pairs.sizes)
+    y = lax.ragged_dot(x, dense(matrix).swapaxes(1, 2), sizes)
     if not isinstance(w, Biased):
       return y
     # Pairs behind the last chosen one have the last expert's: they weigh nothing.
-    return y + jnp.repeat(w.bias, pairs.sizes, axis=0, total_repeat_length=len(y))
+    return y + jnp.repeat(w.bias, sizes, axis=0, total_repeat_length=len(y))
 
-  y = product(act(product(x[pairs.row], gate_up)), down)
+  def run(row: Array, sizes: Array) -> Array:
+    return product(act(product(x[row], gate_up, sizes)), down, sizes)
+
+  if parts == 1:
+    y = run(pairs.row, pairs.sizes)
+  else:
+    each = -(-P // parts)
+    ends = jnp.cumsum(pairs.sizes)[None] - jnp.arange(0, parts * each, each)[:, None]
+    sizes = jnp.diff(jnp.clip(ends, 0, each), axis=1, prepend=0)
+    row = jnp.pad(pairs.row, (0, parts * each - P)).reshape(parts, each)
+    y = lax.map(lambda part: run(*part), (row, sizes))
+    y = y.reshape(parts * each, -1)[:P]
   return _weighed(y, pairs.share)[pairs.place].sum(1)  # in one order, as a scatter's is not
 
 
@@ -256,7 +273,9 @@ def mixed(x: Array, chosen: Chosen, gate_up: Any, down: Any, act: Activation = s
     act: what comes between them.
   """
   if platform() != "cpu":
-    return grouped(x, chosen, gate_up, down, act)
+    numbers = gate_up.shape[0] * chosen.expert.size * x.shape[-1]
+    parts = -(-numbers // _SPREAD) if platform() == "gpu" else 1
+    return grouped(x, chosen, gate_up, down, act, parts)
   if len(x) <= _FEW_ROWS:
     return one_after_the_other(x, chosen, gate_up, down, act)
   each = -(-chosen.expert.size // gate_up.shape[0])  # rows of an expert, if all have as many

@@ -152,7 +152,8 @@ class Model:
   @property
   def denoiser(self) -> Denoiser:
     """ValueError where the model is no masked diffusion model."""
-    if self.config.causal or (self.mask is None and self.config.canvas is None):
+    c = self.config
+    if c.causal or (self.mask is None and c.canvas is None and not c.uniform):
       raise ValueError(
         "`model` must be a masked diffusion model, with is_causal false and a mask_token_id in "
         f"config.json, got {self.name!r}."

@@ -152,6 +152,7 @@ def test_config_json_comes_back_equal(change):
     ("llama", {"causal": True}, True, False),
     ("llama", {"head_dim": 16}, True, False),
     ("llama", {"any_order": True}, True, False),
+    ("llama", {"uniform": True}, False, False),
     ("llama", {"block_length": 6}, True, False),
     ("llama", {"rope_scaling": RopeScaling("linear", 4.0)}, True, False),
     ("mistral", {"window": 8}, True, False),

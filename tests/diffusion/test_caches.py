@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from specjax.diffusion import blocks, caches, denoise, stopping
-from specjax.diffusion.base import Canvas
+from specjax.diffusion.base import Canvas, Denoiser
 from specjax.diffusion.guidance import Guided, guided
 from specjax.diffusion.policies import POLICIES, Threshold
 from specjax.models.config import Config
@@ -33,6 +33,7 @@ EVERY_PASS = {
   "vicinity": functools.partial(caches.vicinity, warm_up=1000),
   "sliding": functools.partial(caches.sliding, every=1),
   "similar": functools.partial(caches.similar, prompt_every=1, answer_every=1),
+  "delayed": functools.partial(caches.delayed, every=1),
   "similar, all turned": functools.partial(
     caches.similar, prompt_every=1, answer_every=1000, ratio=1.0
   ),
@@ -43,6 +44,7 @@ SOME_PASSES = {
   "prefix": functools.partial(caches.prefix, lengths=5),
   "free": functools.partial(caches.free, lengths=3),
   "sliding": functools.partial(caches.sliding, ahead=L, every=5),
+  "delayed": functools.partial(caches.delayed, every=4, lengths=3),
   # Exact in one layer because the first is always computed in full.
   "similar": functools.partial(
     caches.similar, prompt_every=7, answer_every=3, ratio=0.2, answers=18
@@ -180,6 +182,66 @@ def test_what_is_far_ahead_is_not_seen():
     decode(functools.partial(caches.sliding, ahead=a, every=1), 1, canvas, [0]) for a in (8, L)
   )
   np.testing.assert_array_equal(near.log_prob, wide.log_prob)
+
+
+def summed(params, tokens, position, seen, earlier=None):
+  """A network of one number a slot, which depends on all that is seen, however old."""
+  own = jnp.where(seen, 10 * tokens + position, 0).astype(jnp.float32)
+  total = own.sum(1, keepdims=True)
+  if earlier is not None:
+    total += jnp.where(earlier.visible, earlier.kv[:, 0, :, 0], 0.0).sum(1, keepdims=True)
+  kv = own + total / 64
+  return kv[..., None], kv[:, None, :, None]
+
+
+@pytest.mark.parametrize("shift", [False, True])
+def test_commits_are_cached_one_pass_later(shift):
+  network, every, lo, end = Denoiser(V, MASK, shift, summed, lambda params, x: x), 5, 9, 31
+  cache, rng = caches.delayed(network, W, every), np.random.default_rng(0)
+  tokens, slot = rng.integers(0, MASK, L), np.arange(L)
+  kept, masked, states = np.zeros(L), slot >= lo, jax.jit(cache.states)
+  before, memory = masked, None
+  for i in range(8):
+    tokens[masked] = MASK
+    canvas = Canvas(jnp.int32(tokens)[None], jnp.asarray(masked)[None], jnp.full(1, end))
+    memory = cache.init((), canvas) if memory is None else memory
+    found, memory = states((), memory, canvas, jnp.full(1, lo), jnp.full(1, i == 0))
+    whole = i < 2 or i % every == 0
+    read = (slot < end) & (whole | before | np.roll(masked, -int(shift)))
+    own = np.where(read, 10 * tokens + slot, 0)
+    kept = np.where(read, own + (own.sum() + kept[(slot < end) & ~read].sum()) / 64, kept)
+    wanted = np.flatnonzero(masked[lo : lo + W])
+    np.testing.assert_allclose(found[0, wanted, 0], kept[wanted + lo - shift], rtol=1e-4)
+    np.testing.assert_allclose(memory.kv[0, 0, :end, 0], kept[:end], rtol=1e-4)
+    before = masked.copy()
+    masked[rng.permutation(np.flatnonzero(masked & (slot < end)))[:2]] = False
+    tokens = np.where(before & ~masked, rng.integers(0, MASK, L), tokens)
+  assert 0 < len(wanted) < W and not whole
+
+
+def test_a_shadow_sees_all_but_its_own_slot():
+  """One layer: the same as reading a canvas that lacks the slot, with masks beside it."""
+  network, params, lo, end = denoiser(CONFIGS[1], MASK), weights(1), 7, 20
+  tokens = np.random.default_rng(0).integers(0, MASK, (1, L)).astype(np.int32)
+  masked = np.zeros((1, L), bool)
+  masked[0, [8, 11, 15]] = True
+  tokens[masked] = MASK
+  canvas = Canvas(*map(jnp.asarray, (tokens, masked, np.array([end]))))
+  first, evaluate = (jnp.full(1, lo), jnp.ones(1, bool)), jax.jit(network.evaluate)
+  found, plain = (
+    jax.jit(cache(network, W).states)(params, (), canvas, *first)[0]
+    for cache in (caches.shadow, caches.none)
+  )
+  own = masked[0, lo : lo + W]
+  np.testing.assert_allclose(found[0, own], plain[0, own], atol=1e-5)
+  for slot in np.flatnonzero(~own) + lo:
+    rest, block = np.delete(np.arange(end), slot), np.arange(lo, lo + W)
+    position = np.concatenate([rest, block])[None]
+    read = np.concatenate([tokens[0, rest], np.full(W, MASK)])[None]
+    said, _ = evaluate(params, read, position, jnp.ones(read.shape, bool))
+    np.testing.assert_allclose(found[0, slot - lo], said[0, len(rest) + slot - lo], atol=1e-5)
+  with pytest.raises(ValueError, match="`cache` must be another for a denoiser that is shifted"):
+    caches.shadow(denoiser(CONFIGS[1], MASK, True), W)
 
 
 @pytest.mark.full

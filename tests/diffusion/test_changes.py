@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from published_loops import END, LENGTH, MASK, PROMPT, TABLE, B, V, prompts, rows, table
+from published_loops import probabilities as plainly
 
 from specjax.diffusion import blocks, caches, denoise, draws, groups, stopping
 from specjax.diffusion.base import Canvas, Change, Policy
@@ -15,6 +16,7 @@ from specjax.diffusion.cooling import Cooling, cooling
 from specjax.diffusion.policies import ADDED, POLICIES, Stable, Threshold
 from specjax.diffusion.policies.best import EntropyBound
 from specjax.diffusion.policies.editing import Edited, Remasked
+from specjax.diffusion.policies.remasking import Believed, Wide
 from specjax.diffusion.policies.renoise import Renoised, Settled
 from specjax.sampling import request_keys
 
@@ -132,6 +134,53 @@ def test_edits_are_those_of_llada21(least, other, passes):
       assert states[-1].passes[row] == count
       changed += (plain.canvas.tokens[row, :END] != tokens).any()
   assert changed  # so that some edit counts
+
+
+# WINO's and dInfer's programs: what is not believed is masked again.
+
+
+def remasked_by_hand(seed, row, name, least, back):
+  """(tokens, passes, slots masked again) of a row."""
+  tokens, count, more = np.full(END, MASK), 0, 0
+  tokens[:PROMPT] = prompts(seed)[row]
+  for lo in range(PROMPT, END, SIZE):
+    block, last = np.arange(lo, lo + SIZE), 1
+    while (masked := tokens[block] == MASK).any():
+      p = plainly(seed, tokens)[block]
+      said, sure = p.argmax(-1), p.max(-1)
+      held = np.where(masked, said, tokens[block])
+      chance = p[np.arange(SIZE), held]
+      lowest = sorted(range(SIZE), key=lambda i: (chance[i], i))
+      if name == "wino":
+        order = sorted(np.flatnonzero(masked), key=lambda i: (-sure[i], i))
+        most = min(max(int(masked.sum() * 0.7), 5), 20)
+        take = [i for i in order if sure[i] > least][:most] or order[:1]
+        redo = [i for i in lowest if not masked[i] and chance[i] < back]
+        redo, last = redo[: last - 1] if len(take) > 1 else [], len(take)
+        tokens[block[take]] = said[take]
+      else:
+        redo = [i for i in lowest if chance[i] < least][: masked.sum() - 1]
+        tokens[block] = held
+      more += (~masked[redo]).sum()
+      tokens[block[redo]] = MASK
+      count += 1
+  return tokens, count, more
+
+
+@pytest.mark.parametrize(
+  ("name", "params"),
+  [("wino", Wide(0.4, 0.9)), ("wino", Wide(0.6, 0.5)), ("remask", Believed(0.7))],
+)
+def test_what_is_masked_again_is_what_the_programs_mask(name, params):
+  changed = 0
+  for seed in (0, 1):
+    last = steps_of(method_of(MASKED, POLICIES[name]()), rows(params), seed)[-1]
+    for row in range(B):
+      tokens, count, more = remasked_by_hand(seed, row, name, *params[:1], params[-1])
+      np.testing.assert_array_equal(last.canvas.tokens[row, :END], tokens)
+      assert last.passes[row] == count <= END - PROMPT
+      changed += more
+  assert changed > 4
 
 
 # DiffusionGemma's program: renoising, a falling temperature, self-conditioning, and its stop.
@@ -265,16 +314,18 @@ def policy_of(name: str):
     ),
     "edit": (ADDED["edit"](threshold), rows(Edited(Threshold(0.9), 0.0, 3)), 3),
     "remdm": (POLICIES["remdm"](), rows(Remasked(7, 1.0)), 7 - SIZE),
+    "wino": (POLICIES["wino"](), rows(Wide(0.3, 1.0)), 0),
+    "remask": (POLICIES["remask"](), rows(Believed(1.0)), 0),
     "renoise": (ADDED["renoise"](threshold), rows(Renoised(Threshold(0.9), 9)), 9 - SIZE),
     "settled": (ADDED["settled"](threshold), rows(Settled(Threshold(0.9), 1, 0.5)), 0),
   }[name]  # fmt: skip
 
 
-@pytest.mark.full(
-  but=["restless-absorbing", "edit-absorbing", "remdm-absorbing", "renoise-uniform"]
-)
+@pytest.mark.full(but=["[ew]*-absorbing", "rem*-absorbing", "rest*-absorbing", "renoise-uniform"])
 @pytest.mark.parametrize("denoiser", [MASKED, UNIFORM], ids=["absorbing", "uniform"])
-@pytest.mark.parametrize("name", ["restless", "edit", "remdm", "renoise", "settled"])
+@pytest.mark.parametrize(
+  "name", ["restless", "edit", "remdm", "wino", "remask", "renoise", "settled"]
+)
 def test_every_block_ends(name, denoiser):
   """After the policy's rounds and a slot a round at most; what is behind it does not change."""
   policy, params, more = policy_of(name)

@@ -296,7 +296,7 @@ def test_ends_wait_until_nothing_else_is_open(name):
 
 def test_every_policy_is_tested():
   # The last two in test_schedules and test_changes.
-  elsewhere = {"klass", "learned", "explore", "origin", "remdm"}
+  elsewhere = {"klass", "learned", "explore", "origin", "remdm", "wino", "remask"}
   assert set(CASES) | elsewhere == set(POLICIES)
 
 

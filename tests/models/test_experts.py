@@ -101,6 +101,7 @@ def test_a_layer_is_that_of_its_definition(name, count):
 WAYS = {
   "one after the other": experts.one_after_the_other,
   "grouped": experts.grouped,
+  "in parts": functools.partial(experts.grouped, parts=5),
   "blocks of 1": functools.partial(experts.in_blocks, size=1),
   "blocks of 4": functools.partial(experts.in_blocks, size=4),
   "blocks of 64": functools.partial(experts.in_blocks, size=64),

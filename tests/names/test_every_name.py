@@ -491,7 +491,9 @@ PAIRS = {
   "klass": "0.9:0.3 0.3-0.01:0.3-5.0 0.3-5.0-1:0.3-5.0-3",
   "explore": "0.9:0.4 0.9-0.97:0.9-0.3 0.9-0.97-2:0.9-0.97-0",
   "origin": "16:2 4:4-0.9", "steps": "16:4", "timesteps": "16:2 4:4-0.9",
-  "remdm": "16:3 8-0:8-1.0", "edit": "0.0:0.99 0.0-16:0.0-0", "renoise": "48:3",
+  "remdm": "16:3 8-0:8-1.0", "wino": "0.6:0.1 0.1-0.9:0.1-0.01",
+  "remask": "0.9:0.2", "delayed": "8:2 8-4:8-1",
+  "edit": "0.0:0.99 0.0-16:0.0-0", "renoise": "48:3",
   "settled": "9-5.0:1-5.0 1-0.001:1-5.0",
   "cooling": "1.0-1.0:0.2-1.0 1.0-1.0:1.0-0.2 1.0-0.1-9:1.0-0.1-2",
   "r2": "0.8:0.4 0.9-0.8:0.9-0.4 0.9-0.9-0.9:0.9-0.9-0.2 0.9-0.9-0.2-2:0.9-0.9-0.2-4",
@@ -519,7 +521,7 @@ PEERS = {
   "end_suppressed": "", "end_last": "",
 }  # fmt: skip
 # Parameters that change the time of a pass and nothing that it computes.
-SILENT = [("prefix", "lengths"), ("free", "lengths")]
+SILENT = [("prefix", "lengths"), ("free", "lengths"), ("delayed", "lengths")]
 # What a decoder learns shows in its next call, see the tests of these drafters.
 SILENT += [("history", "longest"), ("history", "kept")]
 # No text here ends so soon, see tests/processors/test_penalties.py.

@@ -5,6 +5,7 @@ import json
 import pathlib
 
 import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from options import changed
 import specjax
 from specjax.data import lists
 from specjax.data.chat import TEMPLATES
+from specjax.data.packing import pack
 from specjax.data.tokenizer import END, MASK, train_words
 from specjax.diffusion import blocks, caches, denoise, stopping
 from specjax.diffusion.base import Canvas
@@ -146,6 +148,34 @@ def test_a_model_goes_on_from_where_it_was(run, tmp_path):
   loss = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["loss"]
   with open(f"{run.out}/metrics.jsonl") as file:
     assert loss < 0.7 * json.loads(file.readline())["loss"]
+
+
+@pytest.mark.slow
+def test_uniform_noise_is_learned_and_its_export_decodes(run, tmp_path):
+  config = changed(run, noise="uniform", out=str(tmp_path), steps=40, save_every=40)
+  script.main(config)
+  model = specjax.load(f"{tmp_path}/model")
+  assert model.config.uniform and model.mask is None and model.tokenizer.id(MASK) is None
+  loss = [json.loads(x)["loss"] for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+  assert np.mean(loss[-5:]) < 0.7 * loss[0]
+  method = "entropy_bound+renoise-5+settled/cooling/anew/fixed-4"
+  (answer,) = specjax.DiffusionDecoder(model, method, temperature=1.0)(["copy : Ann Bob ="], 4)
+  assert answer.passes <= 5 and len(answer.filling.canvas) > 4
+  with pytest.raises(ValueError, match="`noise` must be mask with any_order, with context or"):
+    script.main(dataclasses.replace(config, context=True))
+
+
+def test_uniform_noise_is_any_token_where_masks_would_be():
+  tokens = np.full((64, 32), 3)
+  rows = pack([(row.tolist(), [False] * 8 + [True] * 24) for row in tokens], 32, first=True)
+  masks, words = (
+    script.drawn((rows, np.ones(64)), jax.random.key(0), None, mask, 11) for mask in (10, None)
+  )
+  masked = np.asarray(masks.tokens == 10)
+  np.testing.assert_array_equal(masked, words.masked)
+  assert (np.asarray(words.tokens)[~masked] == 3).all() and not masked[:, :8].any()
+  counts = np.bincount(np.asarray(words.tokens)[masked], minlength=11)
+  assert len(counts) == 11 and counts.min() > 0.6 * masked.sum() / 11
 
 
 @pytest.mark.slow

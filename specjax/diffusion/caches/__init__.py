@@ -4,12 +4,15 @@ from collections.abc import Callable
 
 from specjax.diffusion.base import CanvasCache
 from specjax.diffusion.caches.committed import committed
+from specjax.diffusion.caches.delayed import delayed
 from specjax.diffusion.caches.frozen import dual, free, none, prefix, sliding, vicinity
+from specjax.diffusion.caches.shadow import shadow
 from specjax.diffusion.caches.similar import similar
 
 CACHES: dict[str, Callable[..., CanvasCache]] = {
   "none": none, "dual": dual, "vicinity": vicinity, "prefix": prefix, "free": free,
-  "sliding": sliding, "similar": similar, "committed": committed,
+  "sliding": sliding, "similar": similar, "committed": committed, "delayed": delayed,
+  "shadow": shadow,
 }  # fmt: skip
 
 __all__ = ["CACHES", *CACHES]

@@ -13,13 +13,28 @@ from jax import Array
 
 from specjax.diffusion.base import Canvas, CanvasCache, Denoiser, Earlier, Params
 from specjax.models.cache import once, renew, zero_after
-from specjax.trees.structure import take_rows
+from specjax.trees.structure import rows_where, take_rows
 
 
 def reading(denoiser: Denoiser, lo: Array, window: int) -> Array:
   """i32[B, W]: the slots whose states predict the window's; slot 0 predicts itself."""
   position = lo[:, None] + jnp.arange(window, dtype=jnp.int32)[None]
   return jnp.maximum(position - int(denoiser.shift), 0)
+
+
+def of_whole_canvas(denoiser: Denoiser, name: str) -> None:
+  """ValueError for a denoiser that is causal over blocks: `Earlier` does not part its slots."""
+  if denoiser.block is not None:
+    raise ValueError(
+      "`cache` must be none or committed for a denoiser that is causal over blocks of "
+      f"{denoiser.block}, got {name!r}."
+    )
+
+
+def put_heads(old: Array, slot: Array, rows: Array, new: Array) -> Array:
+  """old [B, K, L, C] with new [B, K, N, C] at slot i32[B, N] where rows bool[B, N]."""
+  column = jnp.where(rows, slot, old.shape[2])
+  return old.at[jnp.arange(len(old))[:, None], :, column].set(new.swapaxes(1, 2), mode="drop")
 
 
 def read(
@@ -40,12 +55,12 @@ class KVState(NamedTuple):
   Attributes:
     kv: keys and values, arrays [B, any, L, any].
     passes: i32[B], how many passes the row has had.
-    last: i32[B], where the window began in the pass before.
+    last: what is remembered of the pass before; by default i32[B], where the window began.
   """
 
   kv: Any
   passes: Array
-  last: Array
+  last: Any
 
 
 class Reread(NamedTuple):
@@ -91,6 +106,10 @@ def reread(
   return jnp.take_along_axis(hidden, index[..., None], 1), kv
 
 
+def _began(last: Any, canvas: Canvas, lo: Array, fresh: Array, found: Array) -> Array:
+  return lo
+
+
 def reusing(
   name: str,
   denoiser: Denoiser,
@@ -99,6 +118,7 @@ def reusing(
   again: Callable[..., Any],
   *,
   steady: bool = True,
+  remember: Callable[..., Any] = _began,
 ) -> CanvasCache:
   """A cache that reads the whole canvas of a row where it is stale, and else what `again` reads.
 
@@ -108,20 +128,22 @@ def reusing(
     stale: (fresh bool[B], memory, lo) -> bool[B]; True in a row's first pass.
     again: (params, kv, canvas, lo, last, rows bool[B]) -> (states [B, W, E], kv); see `KVState`.
     steady: see `Cache`.
+    remember: (last, None before the first pass; canvas, lo, fresh, states) -> last.
 
   Raises:
-    ValueError: a denoiser that is causal over blocks: `Earlier` does not part its slots.
+    ValueError: see `of_whole_canvas`.
   """
-  if denoiser.block is not None:
-    raise ValueError(
-      "`cache` must be none or committed for a denoiser that is causal over blocks of "
-      f"{denoiser.block}, got {name!r}."
-    )
+  of_whole_canvas(denoiser, name)
 
   def init(params: Params, canvas: Canvas) -> KVState:
     lo = jnp.zeros(len(canvas.end), jnp.int32)
-    _, kv = jax.eval_shape(lambda p, c: read(denoiser, window, p, c, lo), params, canvas)
-    return KVState(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), kv), lo, lo)
+
+    def first(params: Params, canvas: Canvas) -> KVState:
+      found, kv = read(denoiser, window, params, canvas, lo)
+      return KVState(kv, lo, remember(None, canvas, lo, lo == 0, found))
+
+    shapes = jax.eval_shape(first, params, canvas)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
   def states(params: Params, memory: KVState, canvas: Canvas, lo: Array, fresh: Array):
     live = lo < canvas.end
@@ -150,6 +172,7 @@ def reusing(
     found, kv = put(whole, read_all, jnp.zeros(shape.shape, shape.dtype), memory.kv)
     found, kv = put(part, read_part, found, kv)
     passes = memory.passes + live.astype(jnp.int32)
-    return found, KVState(kv, passes, jnp.where(live, lo, memory.last))
+    last = remember(memory.last, canvas, lo, fresh, found)
+    return found, KVState(kv, passes, rows_where(live, last, memory.last))
 
   return CanvasCache(name, init, states, steady)

@@ -22,7 +22,7 @@ import numpy as np
 from jax import Array
 
 from specjax.diffusion.base import Canvas, CanvasCache, Denoiser, Params, Pieces
-from specjax.diffusion.caches.reuse import reading
+from specjax.diffusion.caches.reuse import of_whole_canvas, put_heads, reading
 from specjax.models.cache import once, zero_after
 from specjax.trees.structure import take_rows
 
@@ -79,12 +79,6 @@ def _put(old: Array, slot: Array, rows: Array, new: Array | bool) -> Array:
   return old.at[jnp.arange(len(old))[:, None], column].set(new, mode="drop")
 
 
-def _put_heads(old: Array, slot: Array, rows: Array, new: Array) -> Array:
-  """`_put` for old [B, K, L, C] and new [B, K, N, C]."""
-  column = jnp.where(rows, slot, old.shape[2])
-  return old.at[jnp.arange(len(old))[:, None], :, column].set(new.swapaxes(1, 2), mode="drop")
-
-
 def turned(old: Array, new: Array) -> Array:
   """f32[B, M]: 1 - cosine between a slot's values [B, K, M, C] before and now, all heads as one.
 
@@ -124,8 +118,8 @@ def _renew(
   else:
     at, rows = jnp.take_along_axis(slot, best, 1), chosen
     q, k, _ = pieces.project(params, i, take_rows(looked, best), at)
-  keys = _put_heads(kept.k, at, rows, k)
-  values = _put_heads(kept.v, slot + zero_after(turn[:, :1]), due | loose, v)
+  keys = put_heads(kept.k, at, rows, k)
+  values = put_heads(kept.v, slot + zero_after(turn[:, :1]), due | loose, v)
   attention = _put(kept.attention, at, rows, pieces.attention(params, i, q, keys, values, seen))
   x = x + attention
   mlp = _put(kept.mlp, at, rows, pieces.mlp(params, i, take_rows(x, at)))
@@ -164,11 +158,7 @@ def similar(
     ValueError: a denoiser without pieces, or a number out of range.
   """
   pieces, shift = denoiser.pieces, int(denoiser.shift)
-  if denoiser.block is not None:
-    raise ValueError(
-      "`cache` must be none or committed for a denoiser that is causal over blocks of "
-      f"{denoiser.block}, got 'similar'."
-    )
+  of_whole_canvas(denoiser, "similar")
   if pieces is None:
     raise ValueError(
       "denoiser.pieces=None: the cache similar goes through the layers one by one "

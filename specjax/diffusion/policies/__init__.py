@@ -11,6 +11,7 @@ from specjax.diffusion.policies.guided import Guide, guided_by
 from specjax.diffusion.policies.klass import Stable, klass
 from specjax.diffusion.policies.learned import Filter, learned
 from specjax.diffusion.policies.r2 import Redundancy, r2
+from specjax.diffusion.policies.remasking import remask, wino
 from specjax.diffusion.policies.renoise import renoise, settled
 from specjax.diffusion.policies.threshold import Exploration, Leap, Levels, Threshold
 
@@ -26,7 +27,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
   "entropy_threshold": threshold.entropy_threshold, "entropy_bound": best.entropy_bound,
   "local_leap": threshold.local_leap, "hierarchy": threshold.hierarchy, "warm_up": best.warm_up,
   "klass": klass, "learned": learned, "explore": threshold.explore, "origin": schedule.origin,
-  "remdm": remdm,
+  "remdm": remdm, "wino": wino, "remask": remask,
 }  # fmt: skip
 
 # These take a second model and the mask: guided[gsm8k-7m].
