@@ -1,7 +1,10 @@
 """A language model with its tokenizer, by name."""
 
+import contextlib
+import ctypes
 import dataclasses
 import functools
+import gc
 import os
 import pathlib
 import sys
@@ -325,6 +328,13 @@ def _read(
   return found, weights or ("native" if has_groups(found.params) else "float")
 
 
+def _give_back() -> None:
+  """Gives back what was freed while matrices were laid out, which glibc keeps: half a model."""
+  gc.collect()
+  with contextlib.suppress(AttributeError, OSError, TypeError):  # of other C libraries
+    ctypes.CDLL(None).malloc_trim(0)
+
+
 @switches.hold
 def load(
   name: str = DEFAULT_MODEL,
@@ -391,6 +401,7 @@ def load(
     if not (params := with_rounding(found.params)):
       checks.refuse("activations", activations, f"float for {name}, whose file has no few bits")
     found = found._replace(params=params if mesh else laid_out(params))
+    _give_back()
   model = Model(name, **found._asdict(), dtype=dtype, weights=weights, activations=activations)
   if template is not None:
     model = dataclasses.replace(model, template=_template(model, template))
