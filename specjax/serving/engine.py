@@ -61,8 +61,8 @@ class Engine:
     max_length: the most tokens of a prompt and its answer together; None is all positions of the
       model. Every cache of a causal model is that long.
     queue: how many requests may wait for a row.
-    rounds: rounds between two looks at what is new; one where half of the rows or more begin, or a
-      prompt is read in pieces, so that rows that decode wait for one piece at a time.
+    rounds: rounds between two looks at what is new; one where a prompt is read in pieces, so that
+      rows that decode wait for one piece at a time.
     prefixes: bytes in which beginnings of prompts are kept for those that begin alike. Prompts are
       then read in pieces; with 0, each as a whole.
     pages: of 64 tokens, in which a causal model and its drafter keep all texts; texts that begin
@@ -345,12 +345,8 @@ class Engine:
 
   def _hand_out(self, rows: Rows) -> None:
     """Runs some rounds, hands out what is new, and frees the rows that have ended."""
-    busy = self._busy()
-    begin = sum(not ticket.passes for ticket in busy.values())
-    # Few rows have their first token at once; with many each look would take longer than it saves.
-    soon = 2 * begin >= len(busy) or (self._unread and not self._waits)
-    rounds = 1 if soon else self.rounds
-    if back := rows.prepare(busy, rounds):
+    rounds = 1 if self._unread and not self._waits else self.rounds
+    if back := rows.prepare(self._busy(), rounds):
       unread = sorted([*self._unread, *back], key=lambda b: self._held[b].begun)
       self._unread = collections.deque(unread)
     if not (busy := self._busy()):  # all have been given up
