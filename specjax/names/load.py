@@ -329,7 +329,7 @@ def _read(
 
 
 def _give_back() -> None:
-  """Gives back what was freed while matrices were laid out, which glibc keeps: half a model."""
+  """Gives back what was freed while matrices were read and laid out; glibc keeps half a model."""
   gc.collect()
   with contextlib.suppress(AttributeError, OSError, TypeError):  # of other C libraries
     ctypes.CDLL(None).malloc_trim(0)
@@ -401,6 +401,7 @@ def load(
     if not (params := with_rounding(found.params)):
       checks.refuse("activations", activations, f"float for {name}, whose file has no few bits")
     found = found._replace(params=params if mesh else laid_out(params))
+  if weights == "native":
     _give_back()
   model = Model(name, **found._asdict(), dtype=dtype, weights=weights, activations=activations)
   if template is not None:
