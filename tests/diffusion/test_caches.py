@@ -14,6 +14,7 @@ import pytest
 
 from specjax.diffusion import blocks, caches, denoise, stopping
 from specjax.diffusion.base import Canvas, Denoiser
+from specjax.diffusion.caches.scratchpad import kept as kept_slots
 from specjax.diffusion.guidance import Guided, guided
 from specjax.diffusion.policies import POLICIES, Threshold
 from specjax.models.config import Config
@@ -34,6 +35,7 @@ EVERY_PASS = {
   "sliding": functools.partial(caches.sliding, every=1),
   "similar": functools.partial(caches.similar, prompt_every=1, answer_every=1),
   "delayed": functools.partial(caches.delayed, every=1),
+  "scratchpad": functools.partial(caches.scratchpad, ahead=L, decay=0.0, scale=3.0, lengths=1),
   "similar, all turned": functools.partial(
     caches.similar, prompt_every=1, answer_every=1000, ratio=1.0
   ),
@@ -148,7 +150,10 @@ def test_rows_are_independent_with_a_cache(name):
     np.testing.assert_array_equal(alone.when[0], together.when[b])
 
 
-WIDE = {"vicinity, wide": functools.partial(caches.vicinity, before=3, after=9, warm_up=1)}
+WIDE = {
+  "scratchpad": functools.partial(caches.scratchpad, ahead=9, lengths=5),
+  "vicinity, wide": functools.partial(caches.vicinity, before=3, after=9, warm_up=1),
+}
 
 
 @pytest.mark.slow
@@ -182,6 +187,29 @@ def test_what_is_far_ahead_is_not_seen():
     decode(functools.partial(caches.sliding, ahead=a, every=1), 1, canvas, [0]) for a in (8, L)
   )
   np.testing.assert_array_equal(near.log_prob, wide.log_prob)
+
+
+def test_slots_that_are_left_out_are_neither_read_nor_seen():
+  R, ahead = 2000, 7
+  rng, lo = np.random.default_rng(0), np.arange(R, dtype=np.int32)
+  tokens = rng.integers(0, V, (R, R + 20)).astype(np.int32)
+  end = np.minimum(lo + W + 9, R + 18).astype(np.int32)
+  canvas = Canvas(*map(jnp.asarray, (tokens, np.arange(R + 20) >= lo[:, None], end)))
+  kept = np.asarray(kept_slots(canvas, jnp.asarray(lo + W), ahead, 2.0, 1.5))
+  chance = 1.5 * np.exp(-((np.arange(ahead) / 3) ** 2) / 2) / np.sqrt(2 * np.pi)
+  found = np.stack([kept[b, b + W : b + W + 9] for b in range(R - 10)])
+  assert (np.abs(found[:, :ahead].mean(0) - chance) < 0.05).all() and not found[:, ahead:].any()
+  assert kept[5, : 5 + W].all() and not kept[5, end[5] :].any()
+  network, begin = denoiser(CONFIGS[2], MASK), 11
+  cache = caches.scratchpad(network, W, ahead, 2.0, 1.5)
+  one = jax.tree.map(lambda x: x[begin : begin + 1, :L], (canvas.tokens, canvas.masked))
+  one = Canvas(*one, canvas.end[begin : begin + 1])
+  states, _ = cache.states(weights(2), (), one, jnp.full(1, begin), jnp.ones(1, bool))
+  slots = np.flatnonzero(kept[begin])[None]
+  assert begin + W < slots.shape[1] < end[begin]
+  read = jnp.asarray(tokens[begin, slots])
+  wanted, _ = network.evaluate(weights(2), read, jnp.asarray(slots), jnp.ones(read.shape, bool))
+  np.testing.assert_allclose(states[0], wanted[0, begin : begin + W], atol=1e-5)
 
 
 def summed(params, tokens, position, seen, earlier=None):

@@ -493,6 +493,7 @@ PAIRS = {
   "origin": "16:2 4:4-0.9", "steps": "16:4", "timesteps": "16:2 4:4-0.9",
   "remdm": "16:3 8-0:8-1.0", "wino": "0.6:0.1 0.1-0.9:0.1-0.01",
   "remask": "0.9:0.2", "delayed": "8:2 8-4:8-1",
+  "scratchpad": "256:1 9:9-9.0 9:9-4.0-0.1",
   "edit": "0.0:0.99 0.0-16:0.0-0", "renoise": "48:3",
   "settled": "9-5.0:1-5.0 1-0.001:1-5.0",
   "cooling": "1.0-1.0:0.2-1.0 1.0-1.0:1.0-0.2 1.0-0.1-9:1.0-0.1-2",
@@ -522,6 +523,7 @@ PEERS = {
 }  # fmt: skip
 # Parameters that change the time of a pass and nothing that it computes.
 SILENT = [("prefix", "lengths"), ("free", "lengths"), ("delayed", "lengths")]
+SILENT += [("scratchpad", "lengths")]
 # What a decoder learns shows in its next call, see the tests of these drafters.
 SILENT += [("history", "longest"), ("history", "kept")]
 # No text here ends so soon, see tests/processors/test_penalties.py.

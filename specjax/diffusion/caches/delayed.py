@@ -5,7 +5,6 @@ change most in the pass after its commit, so they are kept from that pass on, wh
 """
 
 import functools
-import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -14,8 +13,8 @@ from jax import Array
 
 from specjax import checks
 from specjax.diffusion.base import Canvas, CanvasCache, Denoiser, Earlier, Params
-from specjax.diffusion.caches.reuse import KVState, put_heads, reading, reusing
-from specjax.models.cache import once, zero_after
+from specjax.diffusion.caches.reuse import KVState, in_lengths, pick, put_heads, reading, reusing
+from specjax.models.cache import zero_after
 from specjax.trees.structure import take_rows
 
 
@@ -61,31 +60,21 @@ def delayed(denoiser: Denoiser, window: int, every: int = 8, lengths: int = 4) -
     return (step < 2) | (step % every == 0)
 
   def again(params: Params, kv: Any, canvas: Canvas, lo: Array, last: Delayed, rows: Array):
-    L, index = canvas.tokens.shape[1], reading(denoiser, lo, window)
     asked = canvas.masked | last.masked
     if denoiser.shift:
       asked = asked | jnp.pad(canvas.masked, ((0, 0), (0, 1)))[:, 1:]
     asked = asked & canvas.inside
-    place = take_rows(jnp.cumsum(asked, 1) - 1, index)
+    own = take_rows(asked, reading(denoiser, lo, window))[..., None]
 
     def some(count: int, state: tuple[Array, Any]) -> tuple[Array, Any]:
-      """The pass over `count` slots, among which are all that are asked for."""
-      kv, slot = state[1], jnp.argsort(~asked, 1, stable=True)[:, :count].astype(jnp.int32)
-      own, earlier = take_rows(asked, slot), Earlier(kv, canvas.inside & ~asked)
-      soft = () if denoiser.soften is None else (take_rows(canvas.soft, slot),)
-      read = take_rows(canvas.tokens, slot), slot, own, earlier, *soft
-      hidden, new = denoiser.evaluate(params, *read)
+      kv = state[1]
+      earlier = Earlier(kv, canvas.inside & ~asked)
+      found = pick(denoiser, window, count, params, canvas, lo, asked, earlier)
       # The write waits for the pass, which reads the cache.
-      written = slot + zero_after(hidden[:, :1, 0]), own & rows[:, None]
-      kv = jax.tree.map(lambda old, x: put_heads(old, *written, x), kv, new)
-      found = take_rows(hidden, jnp.clip(place, 0, count - 1))
-      return jnp.where(take_rows(asked, index)[..., None], found, last.found), kv
+      written = found.slot + zero_after(found.states[:, :1, 0]), found.own & rows[:, None]
+      kv = jax.tree.map(lambda old, x: put_heads(old, *written, x), kv, found.kv)
+      return jnp.where(own, found.states, last.found), kv
 
-    most, state = jnp.where(rows, asked.sum(1), 0).max(), (last.found, kv)
-    counts = sorted({-(-L * i // lengths) for i in range(1, lengths + 1)})
-    for least, count in itertools.pairwise((0, *counts)):
-      wanted = (most > least) & (most <= count)
-      state = once(wanted, functools.partial(some, count), state)
-    return state
+    return in_lengths(lengths, asked & rows[:, None], some, (last.found, kv))
 
   return reusing("delayed", denoiser, window, stale, again, steady=False, remember=remember)

@@ -4,6 +4,8 @@ A denoiser sees both sides, so every commit changes the keys and values of all s
 Caches differ in which of these changes they leave out.
 """
 
+import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -104,6 +106,52 @@ def reread(
   kv = renew(kv, new, part.start, written)
   index = reading(denoiser, lo, window) - part.start[:, None]
   return jnp.take_along_axis(hidden, index[..., None], 1), kv
+
+
+class Picked(NamedTuple):
+  """A pass over N slots from anywhere.
+
+  Attributes:
+    slot: i32[B, N], in order.
+    own: bool[B, N], those that were asked for; the others are not seen.
+    states: [B, W, E] of the window, whatever they are where a slot was not asked for.
+    kv: of these N.
+  """
+
+  slot: Array
+  own: Array
+  states: Array
+  kv: Any
+
+
+def pick(
+  denoiser: Denoiser,
+  window: int,
+  count: int,
+  params: Params,
+  canvas: Canvas,
+  lo: Array,
+  asked: Array,
+  earlier: Earlier | None = None,
+) -> Picked:
+  """A pass over `count` = N slots, among which are all that are `asked` for, bool[B, L]."""
+  slot = jnp.argsort(~asked, 1, stable=True)[:, :count].astype(jnp.int32)
+  own = take_rows(asked, slot)
+  soft = () if denoiser.soften is None else (take_rows(canvas.soft, slot),)
+  tokens = take_rows(canvas.tokens, slot)
+  hidden, kv = denoiser.evaluate(params, tokens, slot, own, earlier, *soft)
+  place = take_rows(jnp.cumsum(asked, 1) - 1, reading(denoiser, lo, window))
+  return Picked(slot, own, take_rows(hidden, jnp.clip(place, 0, count - 1)), kv)
+
+
+def in_lengths(lengths: int, asked: Array, run: Callable[[int, Any], Any], state: Any) -> Any:
+  """run(N, state) for the least of `lengths` compiled N that holds a row's `asked`, bool[B, L]."""
+  most, L = asked.sum(1).max(), asked.shape[1]
+  counts = sorted({-(-L * i // lengths) for i in range(1, lengths + 1)})
+  for least, count in itertools.pairwise((0, *counts)):
+    wanted = (most > least) & (most <= count)
+    state = once(wanted, functools.partial(run, count), state)
+  return state
 
 
 def _began(last: Any, canvas: Canvas, lo: Array, fresh: Array, found: Array) -> Array:
