@@ -863,19 +863,11 @@ REFUSED = [
   ("eagle3", Eagle3Config(2), np.arange(V)[::-1], "the format eagle3 keeps their order"),
   ("peagle", PEagleConfig(2), np.arange(V)[::-1], "the format peagle keeps their order"),
   ("dflash", DFlashConfig(2), None, "mask_token=None: the format dflash has the embedding"),
-  (
-    "dflash",
-    DFlashConfig(2, mask_token=1),
-    None,
-    "`qk_norm` must be True and `qkv_bias` False for the format dflash, got False and False.",
-  ),
-  (
-    "dflash",
-    DFlashConfig(2, hidden_layers=(0, 3), mask_token=1),
-    None,
-    "`hidden_layers` must be between 1 and 7 for the format .. got (0, 3).",
-  ),
-]
+  ("dflash", DFlashConfig(2, mask_token=1), None,
+   "`qk_norm` must be True and `qkv_bias` False for the format dflash, got False and False."),
+  ("dflash", DFlashConfig(2, hidden_layers=(0, 3), mask_token=1), None,
+   "`hidden_layers` must be between 1 and 7 for the format .. got (0, 3)."),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "config", "words", "message"), REFUSED)
