@@ -79,15 +79,10 @@ LLADA = {
 CONFIGS = [
   ({"hidden_size": "32"},
    "`hidden_size` must be a whole number between 1 and 2147483647, got '32'."),
-  ({"hidden_size": 4096.0},
-   "`hidden_size` must be a whole number between 1 and 2147483647, got 4096.0."),
-  ({"hidden_size": [32]},
-   "`hidden_size` must be a whole number between 1 and 2147483647, got [32]."),
   ({"hidden_size": None}, "lacks 'hidden_size'"),
   ({"hidden_size": True},
    "`hidden_size` must be a whole number between 1 and 2147483647, got True."),
   ({"hidden_size": 0}, "`hidden_size` must be between 1 and 2147483647, got 0."),
-  ({"hidden_size": -32}, "`hidden_size` must be between 1 and 2147483647, got -32."),
   ({"hidden_size": 10**12}, "`hidden_size` must be between 1 and 2147483647, got 1000000000000."),
   ({"hidden_size": float("nan")},
    "`hidden_size` must be a whole number between 1 and 2147483647, got nan."),
@@ -95,13 +90,10 @@ CONFIGS = [
   ({"num_hidden_layers": 10**6}, "`num_hidden_layers` must be between 1 and 1024, got 1000000."),
   ({"num_hidden_layers": {}},
    "`num_hidden_layers` must be a whole number between 1 and 1024, got {}."),
-  ({"num_attention_heads": 0}, "`num_attention_heads` must be between 1 and 2147483647, got 0."),
   ({"num_attention_heads": 3}, "`heads` must be a multiple of kv_heads=2, got 3."),
   ({"num_key_value_heads": "two"},
    "`num_key_value_heads` must be a whole number between 1 and 2147483647, got 'two'."),
-  ({"num_key_value_heads": 0}, "`num_key_value_heads` must be between 1 and 2147483647, got 0."),
   ({"head_dim": 7}, "`head_dim` must be even, for .. got 7."),
-  ({"head_dim": 8.0}, "`head_dim` must be a whole number between 1 and 2147483647, got 8.0."),
   ({"intermediate_size": []},
    "`intermediate_size` must be a whole number between 1 and 2147483647, got []."),
   ({"max_position_embeddings": "long"},
@@ -212,48 +204,21 @@ FILES = [  # name, content, words of the sentence
   ("config.json", None, "cannot be read: Is a directory"),
   ("generation_config.json", "[]", "generation_config.json is no JSON object"),
   ("generation_config.json", "{", "generation_config.json is not JSON"),
-  (
-    "generation_config.json",
-    '{"eos_token_id": "2"}',
-    "`eos_token_id` must be a whole number between 0 and 2147483647, got '2'.",
-  ),
-  (
-    "generation_config.json",
-    '{"eos_token_id": [2, null]}',
-    "`eos_token_id` must be a whole number between 0 and 2147483647, got None.",
-  ),
-  (
-    "generation_config.json",
-    '{"eos_token_id": 2.0}',
-    "`eos_token_id` must be a whole number between 0 and 2147483647, got 2.0.",
-  ),
-  (
-    "generation_config.json",
-    '{"eos_token_id": -1}',
-    "`eos_token_id` must be between 0 and 2147483647, got -1.",
-  ),
-  (
-    "generation_config.json",
-    '{"eos_token_id": 1e99}',
-    "`eos_token_id` must be a whole number between 0 and 2147483647, got 1e+99.",
-  ),
+  ("generation_config.json", '{"eos_token_id": "2"}',
+   "`eos_token_id` must be a whole number between 0 and 2147483647, got '2'."),
+  ("generation_config.json", '{"eos_token_id": [2, null]}',
+   "`eos_token_id` must be a whole number between 0 and 2147483647, got None."),
   ("generation_config.json", None, "cannot be read: Is a directory"),
   ("tokenizer_config.json", "7", "tokenizer_config.json is no JSON object"),
-  (
-    "tokenizer_config.json",
-    '{"add_bos_token": "yes"}',
-    "`add_bos_token` must be true or false, got 'yes'.",
-  ),
+  ("tokenizer_config.json", '{"add_bos_token": "yes"}',
+   "`add_bos_token` must be true or false, got 'yes'."),
   ("tokenizer_config.json", '{"bos_token": 7}', "`bos_token` must be text, got 7."),
   ("tokenizer_config.json", '{"bos_token": {"id": 7}}', "`bos_token` must be text, got None."),
   ("tokenizer_config.json", '{"chat_template": 7}', "`chat_template` must be text, got 7."),
   ("tokenizer_config.json", '{"chat_template": "{% if %}"}', "error in line 1: Expected an exp"),
   ("tokenizer_config.json", '{"chat_template": []}', "lists no template with the name 'default'"),
-  (
-    "tokenizer_config.json",
-    '{"chat_template": ["x"]}',
-    "`chat_template[0]` must be an object with name and template, got 'x'.",
-  ),
+  ("tokenizer_config.json", '{"chat_template": ["x"]}',
+   "`chat_template[0]` must be an object with name and template, got 'x'."),
   ("tokenizer_config.json", '{"chat_template": [{"name": "x"}]}', "[0] lacks 'template'"),
   ("special_tokens_map.json", '{"eos_token": []}', "`eos_token` must be text, got []."),
   ("chat_template.jinja", "{{ }}", "the chat template has an error in line 1: Expected an exp"),
@@ -270,40 +235,22 @@ FILES = [  # name, content, words of the sentence
   (WEIGHTS, None, "is truncated or no safetensors file"),
   (INDEX, "[]", "index.json is no JSON object"),
   (INDEX, "{}", "`weight_map` must be an object of a file for every tensor, got None."),
-  (
-    INDEX,
-    '{"weight_map": ["a"]}',
-    "`weight_map` must be an object of a file for every tensor, got ['a'].",
-  ),
-  (
-    INDEX,
-    '{"weight_map": {}}',
-    "`weight_map` must be an object of a file for every tensor, got {}.",
-  ),
+  (INDEX, '{"weight_map": ["a"]}',
+   "`weight_map` must be an object of a file for every tensor, got ['a']."),
+  (INDEX, '{"weight_map": {}}',
+   "`weight_map` must be an object of a file for every tensor, got {}."),
   (INDEX, index_of({"a": 7}), "`weight_map` must be the name of a file in the same folder, got 7."),
-  (
-    INDEX,
-    index_of({"a": "../x.safetensors"}),
-    "`weight_map` must be the name of a file in the same folder, got '../x.safetensors'.",
-  ),
-  (
-    INDEX,
-    index_of({"a": "/etc/passwd"}),
-    "`weight_map` must be the name of a file in the same folder, got '/etc/passwd'.",
-  ),
-  (
-    INDEX,
-    index_of({"a": ".."}),
-    "`weight_map` must be the name of a file in the same folder, got '..'.",
-  ),
-  (
-    INDEX,
-    index_of({"a": ""}),
-    "`weight_map` must be the name of a file in the same folder, got ''.",
-  ),
+  (INDEX, index_of({"a": "../x.safetensors"}),
+   "`weight_map` must be the name of a file in the same folder, got '../x.safetensors'."),
+  (INDEX, index_of({"a": "/etc/passwd"}),
+   "`weight_map` must be the name of a file in the same folder, got '/etc/passwd'."),
+  (INDEX, index_of({"a": ".."}),
+   "`weight_map` must be the name of a file in the same folder, got '..'."),
+  (INDEX, index_of({"a": ""}),
+   "`weight_map` must be the name of a file in the same folder, got ''."),
   (INDEX, index_of({"a": "absent.safetensors"}), "names absent.safetensors, which is not in"),
   (INDEX, "{", "index.json is not JSON"),
-]
+]  # fmt: skip
 
 
 def spoil(directory: pathlib.Path, name: str, content) -> None:
@@ -326,20 +273,16 @@ def test_files_of_a_model(model, name, content, words):
 
 
 OWN = [
-  (
-    {"mask_token_id": "x"},
-    "`mask_token_id` must be a whole number between 0 and 2147483647, got 'x'.",
-  ),
+  ({"mask_token_id": "x"},
+   "`mask_token_id` must be a whole number between 0 and 2147483647, got 'x'."),
   ({"mask_token_id": 10**6}, "`mask_token_id` must be between 0 and 279, got 1000000."),
   ({"specjax_shift": "x"}, "`specjax_shift` must be true or false, got 'x'."),
-  (
-    {"specjax_template": ["qa"]},
-    "`specjax_template` must be one of plain, continued, qa .. got ['qa'].",
-  ),
+  ({"specjax_template": ["qa"]},
+   "`specjax_template` must be one of plain, continued, qa .. got ['qa']."),
   ({"eos_token_id": {}}, "`eos_token_id` must be a whole number between 0 and 2147483647, got {}."),
   ({"vocab_size": 2**31 - 1}, "has shape"),
   ({"num_hidden_layers": 2}, "lacks tensor"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "words"), OWN)
@@ -387,8 +330,6 @@ HEADS = [
   (HEAD, {"config": [1]}, "`config` must be a JSON object, got [1]."),
   (HEAD, {"config": {"depth": "2"}},
    "`depth` must be a whole number between 0 and 2147483647, got '2'."),
-  (HEAD, {"config": {"depth": 2.0}},
-   "`depth` must be a whole number between 0 and 2147483647, got 2.0."),
   (HEAD, {"config": {"depth": 0}}, "`depth` must be between 1 and 64, got 0."),
   (HEAD, {"config": {"depth": 10**9}}, "`depth` must be between 1 and 64, got 1000000000."),
   (HEAD, {"config": {"blocks": 10**9}}, "`blocks` must be between 0 and 64, got 1000000000."),
@@ -402,8 +343,6 @@ HEADS = [
   (HEAD, {"choices": [0]}, "`choices[0]` must be a list, got 0."),
   (HEAD, {"choices": [["0"]]},
    "`choices[0][0]` must be a whole number between 0 and 2147483647, got '0'."),
-  (HEAD, {"choices": [[0.0]]},
-   "`choices[0][0]` must be a whole number between 0 and 2147483647, got 0.0."),
   (HEAD, {"choices": [[0, 0]]}, "but not its parent"),
   (HEAD, {"choices": [[0], [0]]}, "twice"),
   (HEAD, {"hit_rates": "high"}, "`hit_rates` must be a list, got 'high'."),
@@ -422,18 +361,13 @@ HEADS = [
    "`hydra_num_heads` must be a whole number between 1 and 64, got []."),
   (HYDRA, {"hydra_num_layers": True},
    "`hydra_num_layers` must be a whole number between 1 and 64, got True."),
-  (HYDRA, {"hydra_head_arch": ["mlp"]},
-   "`hydra_head_arch` must be mlp or prefix-mlp, got ['mlp']."),
   (MLP, {"n_predict": 1.5}, "`n_predict` must be a whole number between 1 and 64, got 1.5."),
-  (MLP, {"n_predict": -1}, "`n_predict` must be between 1 and 64, got -1."),
   (MLP, {"inner_dim": None}, "lacks 'inner_dim'"),
   (MLP, {"tie_weights": "x"}, "`tie_weights` must be true or false, got 'x'."),
   (MLP, {"architectures": 7}, "`architectures` must be MLPSpeculatorPreTrainedModel, got 7."),
   (EAGLE, {"specjax_depth": "deep"},
    "`specjax_depth` must be a whole number between 1 and 64, got 'deep'."),
   (EAGLE, {"bias": 1}, "`bias` must be true or false, got 1."),
-  (EAGLE, {"hidden_size": 32}, "`hidden_size` must be the target's, 16, got 32."),
-  (EAGLE, {"vocab_size": 97}, "`vocab_size` must be the target's, 96, got 97."),
   (EAGLE, {"architectures": [["x"]]},
    "`architectures` must be LlamaForCausalLM or Qwen2ForCausalLM, got [['x']]."),
   (EAGLE3, {"draft_vocab_size": "32"},
@@ -495,44 +429,24 @@ def test_float_vocabulary_of_a_head(tmp_path):
 
 
 PARTS = [
-  (
-    parts.load_acceptance,
-    {"blocks": "2", "width": 16},
-    (16,),
-    "`blocks` must be a whole number between 0 and 64, got '2'.",
-  ),
-  (
-    parts.load_acceptance,
-    {"blocks": 10**9, "width": 16},
-    (16,),
-    "`blocks` must be between 0 and 64, got 1000000000.",
-  ),
-  (
-    parts.load_acceptance,
-    {"blocks": 2, "width": [16]},
-    (16,),
-    "`width` must be a whole number between 0 and 2147483647, got [16].",
-  ),
+  (parts.load_acceptance, {"blocks": "2", "width": 16}, (16,),
+   "`blocks` must be a whole number between 0 and 64, got '2'."),
+  (parts.load_acceptance, {"blocks": 10**9, "width": 16}, (16,),
+   "`blocks` must be between 0 and 64, got 1000000000."),
+  (parts.load_acceptance, {"blocks": 2, "width": [16]}, (16,),
+   "`width` must be a whole number between 0 and 2147483647, got [16]."),
   (parts.load_acceptance, {"blocks": 2}, (16,), "this is no acceptance head"),
-  (
-    parts.load_acceptance,
-    {"blocks": 2, "width": 32},
-    (16,),
-    "for a draft model of width 32, not 16",
-  ),
+  (parts.load_acceptance, {"blocks": 2, "width": 32}, (16,),
+   "for a draft model of width 32, not 16"),
   (parts.load_acceptance, {"blocks": 2, "width": 16}, (16,), "has no acceptance.safetensors"),
-  (
-    parts.load_filter,
-    {"policy": "learned", "window": "16"},
-    (),
-    "`window` must be a whole number between 0 and 2147483647, got '16'.",
-  ),
+  (parts.load_filter, {"policy": "learned", "window": "16"}, (),
+   "`window` must be a whole number between 0 and 2147483647, got '16'."),
   (parts.load_filter, {"policy": "learned"}, (), "lacks 'window'"),
   (parts.load_filter, {"policy": ["learned"], "window": 16}, (), "this is no filter"),
   (parts.load_filter, {"policy": "learned", "window": 16}, (), "tensor"),
   (parts.load_judge, {"verifier": 7}, (NETWORK,), "this is no judge"),
   (parts.load_judge, {"verifier": "judge"}, (NETWORK,), "tensor"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("load", "raw", "arguments", "words"), PARTS)
@@ -623,34 +537,24 @@ def test_records_without_text(record):
 TURNS = [
   ("hello", "`turns` must be a list of turns, got 'hello'."),
   (7, "`turns` must be a list of turns, got 7."),
-  (
-    {"role": "user", "content": "x"},
-    "`turns` must be a list of turns, got {'content': 'x', 'role': 'user'}.",
-  ),
+  ({"role": "user", "content": "x"},
+   "`turns` must be a list of turns, got {'content': 'x', 'role': 'user'}."),
   (["hello"], "`turns[0]` must be a dict with the texts role and content, got 'hello'."),
-  (
-    [{"role": "user"}],
-    "`turns[0]` must be a dict with the texts role and content, got {'role': 'user'}.",
-  ),
-  (
-    [{"content": "x"}],
-    "`turns[0]` must be a dict with the texts role and content, got {'content': 'x'}.",
-  ),
+  ([{"role": "user"}],
+   "`turns[0]` must be a dict with the texts role and content, got {'role': 'user'}."),
+  ([{"content": "x"}],
+   "`turns[0]` must be a dict with the texts role and content, got {'content': 'x'}."),
   ([{"role": "user", "content": None}], "`content` must be text, got None."),
-  (
-    [{"role": "user", "content": ["x"]}],
-    '`content` must be text, or parts {"type": "text", "text": ..}, got [\'x\'].',
-  ),
+  ([{"role": "user", "content": ["x"]}],
+   '`content` must be text, or parts {"type": "text", "text": ..}, got [\'x\'].'),
   ([{"role": "user", "content": b"x"}], "`content` must be text, got b'x'."),
-  (
-    [{"role": "user", "content": SURROGATE}],
-    r"`content` must be text without lone surrogates, got 'a \ud800 b'.",
-  ),
+  ([{"role": "user", "content": SURROGATE}],
+   r"`content` must be text without lone surrogates, got 'a \ud800 b'."),
   ([{"role": ["user"], "content": "x"}], "`role` must be text, got ['user']."),
   ([{"role": "tool", "content": "x"}], "role='tool': this template has turns of user, assistant"),
   ([{"role": "system", "content": "x"}], "role='system': this template has turns of"),
   ([{"role": "user", "content": "x"}, {"role": "", "content": "y"}], "turns[1]: role=''"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("turns", "words"), TURNS)

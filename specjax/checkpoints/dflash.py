@@ -76,7 +76,7 @@ def layout(c: ContextBlockConfig, network: Config) -> published.Layout:
   return table
 
 
-class _Said(NamedTuple):
+class Said(NamedTuple):
   """What config.json says; `raw` is that of the Qwen3, and the layers are counted by inputs."""
 
   raw: Mapping[str, Any]
@@ -93,25 +93,35 @@ def _check_layers(name: str, ids: Sequence[int], most: int) -> None:
     checks.whole(name, i, 0, most, note="not the last layer's output")
 
 
-def _of_zlab(raw: Mapping[str, Any], where: str, L: int) -> _Said:
+def of_zlab(
+  raw: Mapping[str, Any],
+  where: str,
+  L: int,
+  more: Mapping[str, Any] | None = None,
+  plain: harmless.Harmless | None = None,
+) -> tuple[Said, dict[str, Any]]:
+  """What config.json says, and its `dflash_config`, of which keys of `more` are read, too, and
+  those of `plain` change nothing at these values."""
   inner = raw.get("dflash_config")
   if not isinstance(inner, dict):
     checks.refuse(f"{where}: dflash_config", inner, "an object")
   published.check_keys(raw, where, {"dflash_config", "num_target_layers", *_SCHEMA}, _PLAIN)
-  every = {**harmless.CONFIG, **harmless.HEADS, **_PLAIN}
-  harmless.known_keys(inner, f"{where}: dflash_config", {"num_target_layers", *_OWN}, every)
+  every = {**harmless.CONFIG, **harmless.HEADS, **_PLAIN, **(plain or {})}
+  schema = _OWN | dict(more or {})
+  harmless.known_keys(inner, f"{where}: dflash_config", {"num_target_layers", *schema}, every)
   for number in (raw.get("num_target_layers"), inner.get("num_target_layers")):
     if number not in (None, L):
       checks.refuse(f"{where}: num_target_layers", number, f"{L}, the target's")
   outer = checks.fields_of(raw, _SCHEMA, where, ["num_hidden_layers"])
   needed = [key for key in _OWN if key != "block_size" or key not in outer]
-  own = outer | checks.fields_of(inner, _OWN, f"{where}: dflash_config", needed)
+  own = outer | checks.fields_of(inner, schema, f"{where}: dflash_config", needed)
   _check_layers(f"{where}: target_layer_ids", own["target_layer_ids"], L - 2)
   layers = tuple(i + 1 for i in own["target_layer_ids"])
-  return _Said(raw, own["block_size"], own["num_hidden_layers"], layers, own["mask_token_id"], None)
+  shape = own["block_size"], own["num_hidden_layers"], layers, own["mask_token_id"]
+  return Said(raw, *shape, None), own
 
 
-def _of_speculators(raw: Mapping[str, Any], where: str, L: int) -> _Said:
+def _of_speculators(raw: Mapping[str, Any], where: str, L: int) -> Said:
   inner = raw.get("transformer_layer_config")
   if not isinstance(inner, dict):
     checks.refuse(f"{where}: transformer_layer_config", inner, "an object")
@@ -121,7 +131,7 @@ def _of_speculators(raw: Mapping[str, Any], where: str, L: int) -> _Said:
   own = checks.fields_of(raw, _OF_SPECULATORS, where, needed)
   layers = own["aux_hidden_state_layer_ids"]
   _check_layers(f"{where}: aux_hidden_state_layer_ids", layers, L - 1)
-  return _Said(
+  return Said(
     raw,
     own["block_size"],
     own["num_hidden_layers"],
@@ -132,6 +142,13 @@ def _of_speculators(raw: Mapping[str, Any], where: str, L: int) -> _Said:
   )
 
 
+def network_of(raw: Mapping[str, Any], where: str, model: Config) -> tuple[Config, int]:
+  """`published.network_of` of a Qwen3 without windows."""
+  published.check_no_window(raw, where)
+  network, mlp_width = published.network_of(raw, model, qkv_bias=False)
+  return dataclasses.replace(network, qk_norm=True), mlp_width
+
+
 def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> LoadedHead:
   """A head for the target `model`, which drafts chains, of `block_size` - 1 tokens at most.
 
@@ -139,10 +156,9 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   """
   published.check_architecture(raw, ARCHITECTURES)
   where = f"{directory}/config.json"
-  said = (_of_speculators if eagle3_file.KIND in raw else _of_zlab)(raw, where, model.layers)
-  published.check_no_window(said.raw, where)
-  network, mlp_width = published.network_of(said.raw, model, qkv_bias=False)
-  network = dataclasses.replace(network, qk_norm=True)
+  nested, L = eagle3_file.KIND in raw, model.layers
+  said = _of_speculators(raw, where, L) if nested else of_zlab(raw, where, L)[0]
+  network, mlp_width = network_of(said.raw, where, model)
   config = DFlashConfig(
     said.block_size - (not said.from_root),
     said.layers,
@@ -198,16 +214,19 @@ def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> publi
   check_writable(config, network, "dflash", first=1)
   if config.from_root:
     raise ValueError("`from_root` must be False for the format dflash, got True.")
+  tensors = scatter(loaded.params, layout(config, network), dtype)
+  return published.FILES[0], tensors, zlab_json(ARCHITECTURES[0], config, network, dtype)
+
+
+def zlab_json(
+  architecture: str, config: ContextBlockConfig, network: Config, dtype: DTypeLike, **more: Any
+) -> dict[str, Any]:
+  """What `of_zlab` reads, with `more` in `dflash_config`."""
   taps = layers_read(network.layers, config)
   ids = {"mask_token_id": config.mask_token, "target_layer_ids": [i - 1 for i in taps]}
-  return (
-    published.FILES[0],
-    scatter(loaded.params, layout(config, network), dtype),
-    network_json(config, network, dtype)
-    | {
-      "architectures": [ARCHITECTURES[0]],
-      "block_size": config.depth + 1,
-      "dflash_config": ids,
-      "num_target_layers": network.layers,
-    },
-  )
+  return network_json(config, network, dtype) | {
+    "architectures": [architecture],
+    "block_size": config.depth + (not config.from_root),
+    "dflash_config": ids | more,
+    "num_target_layers": network.layers,
+  }

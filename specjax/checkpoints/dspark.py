@@ -4,7 +4,9 @@ In DeepSpec's files, `Qwen3DSparkModel`, config.json is that of a Qwen3 with the
 beside its keys stand those of the head: which of the target's layers are read, counted by their
 outputs, -1 being the embeddings, and a `block_size` that is the number of guesses, since the root's
 row guesses, too. A `markov_rank` of 0 without a confidence is a DFlash head of this kind. In the
-format of speculators, which `speculators` writes, the Qwen3 is `transformer_layer_config`.
+format of speculators, which `speculators` writes, the Qwen3 is `transformer_layer_config`. In
+SpecForge's files, `DSparkDraftModel`, the head's keys are in `dflash_config`, as DFlash's; there is
+no copy of the target's ends, and the root's row guesses, as its trainer has it.
 
 The tensors are those of `dflash`, `markov_head.markov_w1` [V, R] and `markov_w2` [W, R], and
 `confidence_head.proj`. The embedding and the LM head are copies of the target's, which the programs
@@ -14,7 +16,6 @@ here.
 Letters: L the target's layers, V vocabulary, W draft vocabulary, R rank, E width.
 """
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,7 +40,7 @@ from specjax.models.config import Config
 from specjax.models.transformer import target
 from specjax.models.weights import dense
 
-ARCHITECTURES = ("Qwen3DSparkModel",)
+ARCHITECTURES, SPECFORGE = ("Qwen3DSparkModel",), ("DSparkDraftModel",)
 _OF_SPECULATORS = ("DSparkDraftModel", "DSparkSpeculator")
 _COUNT = functools.partial(checks.whole, least=1, most=MOST)
 _SCHEMA = {
@@ -66,6 +67,13 @@ _NESTED = _SCHEMA | {
 _PLAIN: harmless.Harmless = {
   "is_causal": (False,), "attention_bias": (False,), "markov_head_type": ("vanilla",),
   "topk_context": (0,), "topk_*": ..., "indexer_*": ..., "draft_adapter_rank": (0,),
+}  # fmt: skip
+_OF_SPECFORGE = {
+  "markov_rank": checks.whole, "enable_confidence_head": bool, "confidence_head_with_markov": bool,
+  "confidence_head_alpha": functools.partial(checks.number, least=0),
+}  # fmt: skip
+_FORGED: harmless.Harmless = {
+  "projector_type": ("dspark",), "markov_head_type": ("vanilla",), "attention_mode": ("gqa", "mha"),
 }  # fmt: skip
 _BIGRAM = {"before": "markov_head.markov_w1.weight", "bias": "markov_head.markov_w2.weight"}
 _SURE = "confidence_head.proj.weight", "confidence_head.proj.bias"
@@ -117,6 +125,12 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   The output of the target's last layer is refused: programs differ in whether it is normed.
   """
   where, L = f"{directory}/config.json", model.layers
+  if "dflash_config" in raw:
+    published.check_architecture(raw, SPECFORGE)
+    said, inner = dflash.of_zlab(raw, where, L, _OF_SPECFORGE, _FORGED)
+    own = {"markov_rank": 0, "confidence_head_with_markov": False, **inner}
+    own.setdefault("enable_confidence_head", own.get("confidence_head_alpha", 0) > 0)
+    return _loaded(own, said.hidden_layers, raw, directory, model, dtype)
   nested = eagle3_file.KIND in raw
   published.check_architecture(raw, _OF_SPECULATORS if nested else ARCHITECTURES)
   schema = _NESTED if nested else _FLAT
@@ -130,10 +144,21 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   ids, first = (own["aux_hidden_state_layer_ids"], 0) if nested else (own["target_layer_ids"], -1)
   for i in ids:
     checks.whole(f"{where}: layer", i, first, L - 1 + first, "not the last layer's output")
-  published.check_no_window(raw, where)
-  network, mlp_width = published.network_of(raw, model, qkv_bias=False)
-  network = dataclasses.replace(network, qk_norm=True)
-  config = _config(own, tuple(i - first for i in ids), mlp_width, where)
+  return _loaded(own, tuple(i - first for i in ids), raw, directory, model, dtype)
+
+
+def _loaded(
+  own: Mapping[str, Any],
+  taps: tuple[int, ...],
+  raw: Mapping[str, Any],
+  directory: Path,
+  model: Config,
+  dtype: DTypeLike,
+) -> LoadedHead:
+  """The head of what config.json says of it, `own`, and of its Qwen3, `raw`."""
+  where = f"{directory}/config.json"
+  network, mlp_width = dflash.network_of(raw, where, model)
+  config = _config(own, taps, mlp_width, where)
   words = own.get("draft_vocab_size", model.vocab_size)
   path, tensors = published.read(directory, published.FILES)
   frozen = {"lm_head.weight": (words, model.width),
@@ -148,10 +173,7 @@ def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> publi
   """A head as DeepSpec has it; ValueError where its mask is no token, its layers are not Qwen3's,
   have a window or a draft vocabulary, the root does not guess, or it reads the last output."""
   config, network = loaded.config, loaded.network
-  dflash.check_writable(config, network, "dspark", first=0)
-  if not config.from_root:
-    raise ValueError("`from_root` must be True for the format dspark, got False.")
-  tensors = scatter(loaded.params, layout(config, network, network.vocab_size), dtype)
+  tensors = _tensors(loaded, "dspark", 0, dtype)
   model = target(network)
   copies = {
     "lm_head.weight": dense(model.lm_head(target_params)),
@@ -168,3 +190,20 @@ def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> publi
     "num_target_layers": network.layers,
   }
   return published.FILES[0], tensors, raw
+
+
+def encode_specforge(loaded: LoadedHead, dtype: DTypeLike) -> published.Encoded:
+  """A head as SpecForge has it; ValueError as `encode`, and where the embeddings are read."""
+  config, network = loaded.config, loaded.network
+  tensors = _tensors(loaded, "specforge", 1, dtype)
+  mode = "mha" if network.heads == network.kv_heads else "gqa"  # it accepts no other
+  more = bigram_json(config) | {"projector_type": "dspark", "attention_mode": mode}
+  return published.FILES[0], tensors, dflash.zlab_json(SPECFORGE[0], config, network, dtype, **more)
+
+
+def _tensors(loaded: LoadedHead, form: str, first: int, dtype: DTypeLike) -> published.Tensors:
+  config, network = loaded.config, loaded.network
+  dflash.check_writable(config, network, form, first)
+  if not config.from_root:
+    raise ValueError(f"`from_root` must be True for the format {form}, got False.")
+  return scatter(loaded.params, layout(config, network, network.vocab_size), dtype)

@@ -41,10 +41,11 @@ PUBLISHED = {
   "mlp_speculator": mlp_speculator, "dflash": dflash, "mtp": mtp,
   "peagle": peagle, "dspark": dspark, "gemma4_assistant": gemma4_assistant,
 }  # fmt: skip
-FORMATS = ("specjax", *PUBLISHED, speculators.FORM)
+SPECFORGE = "specforge"  # of DSpark, which has another of its own name
+FORMATS = ("specjax", *PUBLISHED, speculators.FORM, SPECFORGE)
 # Formats whose other marks a trainer may leave out; no other has these architectures.
 NAMED = {"dflash": dflash.ARCHITECTURES, "peagle": peagle.ARCHITECTURES,
-         "dspark": dspark.ARCHITECTURES}  # fmt: skip
+         "dspark": dspark.ARCHITECTURES + dspark.SPECFORGE}  # fmt: skip
 TORCH = ("medusa", "hydra")  # whose programs load a file of torch
 
 
@@ -52,13 +53,13 @@ def format_of(raw: Mapping[str, Any]) -> str | None:
   """The format of a head's config.json, one of FORMATS; None where it has none of them."""
   marks = {"head": "specjax", "medusa_num_heads": "medusa", "hydra_num_heads": "hydra",
            "dflash_config": "dflash", "num_nextn_predict_layers": "mtp"}  # fmt: skip
-  if found := [form for key, form in marks.items() if key in raw]:
-    return found[0]
   said = raw.get("architectures")
   said = said if isinstance(said, list) else [said]
   own = [form for form, names in NAMED.items() if any(name in names for name in said)]
   if own and eagle3_file.KIND not in raw:
     return own[0]
+  if found := [form for key, form in marks.items() if key in raw]:
+    return found[0]
   if "draft_vocab_size" in raw:
     usual = "peagle" if any(key in raw for key in peagle.MASK_TOKENS) else "eagle3"
     kind = raw.get(eagle3_file.KIND, usual)
@@ -126,7 +127,7 @@ def save(
   torch: bool = False,
 ) -> None:
   """Writes a head for the target `model` in the format `form`: "specjax", that of the head's own
-  name, or "speculators".
+  name, "speculators", or "specforge" of DSpark.
 
   No published format but Medusa's keeps the tree, and none the hit rates. `base` is the target, or
   its name; servers load the target by it where the format is that of speculators. With `torch` the
@@ -142,6 +143,7 @@ def save(
     )
   accepted = ["specjax", *([name] if name in PUBLISHED else [])]
   accepted += [speculators.FORM] if name in speculators.HEADS else []
+  accepted += [SPECFORGE] if name == "dspark" else []
   if form not in accepted:
     raise ValueError(f"`to` must be {' or '.join(accepted)} for a head of {name}, got {form!r}.")
   if form == "specjax":
@@ -169,6 +171,8 @@ def save(
   if form == speculators.FORM:
     called = base if isinstance(base, str) else base.name
     file, tensors, raw = speculators.encode(loaded, target_params, model, called, dtype)
+  elif form == SPECFORGE:
+    file, tensors, raw = dspark.encode_specforge(loaded, dtype)
   else:
     file, tensors, raw = PUBLISHED[form].encode(loaded, target_params, dtype)
   path = pathlib.Path(directory) / file

@@ -377,8 +377,8 @@ class Convert:
     out: directory to write, which must not hold a model or head.
     tokenizer: llama2.c's tokenizer file; without it the model takes only ids.
     target: the model of a head, zoo name or directory; by default the zoo's.
-    to: format of a head: ours, the published format of its method, or that of speculators, which
-      `vllm serve` loads.
+    to: format of a head: ours, the published format of its method, that of speculators, which
+      `vllm serve` loads, or of SpecForge for DSpark.
     weights: bfloat16 writes a head in 16 bits; int8 writes the large matrices of a model, or of a
       head in our format, in 8 bits, which only specjax reads.
     torch: write a head's weights as the .pt file that the programs of Medusa and Hydra load,
@@ -403,6 +403,7 @@ class Convert:
     "dspark",
     "gemma4_assistant",
     "speculators",
+    "specforge",
   ] = "specjax"
   weights: Literal["float", "bfloat16", "int8"] = "float"
   torch: bool = False

@@ -37,6 +37,8 @@ class ContextBlockConfig:
     mask_token: id of the target's token whose embedding the masks are; None learns a vector.
     window: how many of the last positions a row sees; None is all.
     whole: numbers of the layers that see everything in spite of a window.
+    from_root: whether the root's own row guesses depth 1 and mask d - 1 depth d, as in DeepSpec's
+      heads and speculators' `sample_from_anchor`.
   """
 
   depth: int = 5
@@ -46,6 +48,7 @@ class ContextBlockConfig:
   mask_token: int | None = None
   window: int | None = None
   whole: tuple[int, ...] = ()
+  from_root: bool = False
 
 
 def layers_read(L: int, config: ContextBlockConfig) -> tuple[int, ...]:
@@ -140,7 +143,7 @@ class Parts(NamedTuple):
   block: Block
 
 
-def parts(target: LayeredTarget, config: ContextBlockConfig, from_root: bool = False) -> Parts:
+def parts(target: LayeredTarget, config: ContextBlockConfig) -> Parts:
   """The network on a target, whose embeddings it has; its final norm starts as the target's.
 
   Raises:
@@ -152,7 +155,7 @@ def parts(target: LayeredTarget, config: ContextBlockConfig, from_root: bool = F
     checks.whole("mask_token", mask_token, 0, target.vocab_size - 1, note="the target's tokens")
   layers = tuple(target.make_layers(mlp_width=config.mlp_width, window=w or False) for w in windows)
   module = ContextBlock(
-    layers, windows, E, target.norm_epsilon, len(taps), mask_token is None, from_root
+    layers, windows, E, target.norm_epsilon, len(taps), mask_token is None, config.from_root
   )
 
   def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:

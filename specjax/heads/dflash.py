@@ -12,14 +12,7 @@ from specjax.heads.masked_block import MaskedBlock
 
 @dataclasses.dataclass(frozen=True)
 class DFlashConfig(ContextBlockConfig):
-  """Shape of the head; mask d of a block guesses depth d.
-
-  Attributes:
-    from_root: whether the root's own row guesses depth 1 and mask d - 1 depth d, as in DeepSpec's
-      DFlash heads and speculators' `sample_from_anchor`.
-  """
-
-  from_root: bool = False
+  """Shape of the head; mask d of a block guesses depth d."""
 
 
 @functools.cache
@@ -45,7 +38,7 @@ def dflash(target: LayeredTarget, config: DFlashConfig) -> MaskedBlock:
   Raises:
     ValueError: the target lacks a layer or the mask's token, or a window is none.
   """
-  parts = context_block.parts(target, config, config.from_root)
+  parts = context_block.parts(target, config)
   return MaskedBlock(
     "dflash",
     target,

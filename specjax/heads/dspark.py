@@ -26,14 +26,13 @@ class DSparkConfig(ContextBlockConfig):
   Attributes:
     rank: R, of the bias on the logits by the token before.
     confidence: whether the head says how likely its guess is to be accepted.
-    from_root: False gives every depth a mask, and the root's row no guess.
     confidence_of_token: whether the confidence reads the token before, too.
   """
 
   rank: int = 32
   confidence: bool = True
-  from_root: bool = True
   confidence_of_token: bool = True
+  from_root: bool = True
 
 
 @functools.cache
@@ -63,7 +62,7 @@ def dspark(target: LayeredTarget, config: DSparkConfig) -> BlockChain:
       at least 1.
   """
   E, R, V = target.width, checks.whole("rank", config.rank, 1), target.vocab_size
-  parts = context_block.parts(target, config, config.from_root)
+  parts = context_block.parts(target, config)
   reads = E + R if config.confidence_of_token else E
 
   def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:

@@ -131,28 +131,18 @@ def as_stored(x):
 
 
 WRONG = [
-  (
-    ("eagle3", Eagle3Config(2, window=4)),
-    "`window` must be None for the format speculators, got 4.",
-  ),
-  (
-    ("eagle3", Eagle3Config(2, attention_bias=True)),
-    "`attention_bias` must be False for the format speculators .. got True.",
-  ),
-  (
-    ("eagle3", Eagle3Config(2, hidden_layers=(8, 0))),
-    "`hidden_layers` must be between 0 and 7 for the format speculators .. got (8, 0).",
-  ),
-  (
-    ("dflash", DFlashConfig(2, 3, (7, 0), mask_token=0), None, NORMED),
-    "`hidden_layers` must be between 1 and 7 for the format speculators .. got (7, 0).",
-  ),
-  (
-    ("eagle3", Eagle3Config(2), np.arange(V)[::-1]),
-    "vocabulary reorders all tokens: the format eagle3 keeps their order.",
-  ),
+  (("eagle3", Eagle3Config(2, window=4)),
+   "`window` must be None for the format speculators, got 4."),
+  (("eagle3", Eagle3Config(2, attention_bias=True)),
+   "`attention_bias` must be False for the format speculators .. got True."),
+  (("eagle3", Eagle3Config(2, hidden_layers=(8, 0))),
+   "`hidden_layers` must be between 0 and 7 for the format speculators .. got (8, 0)."),
+  (("dflash", DFlashConfig(2, 3, (7, 0), mask_token=0), None, NORMED),
+   "`hidden_layers` must be between 1 and 7 for the format speculators .. got (7, 0)."),
+  (("eagle3", Eagle3Config(2), np.arange(V)[::-1]),
+   "vocabulary reorders all tokens: the format eagle3 keeps their order."),
   (("eagle", EagleConfig(2)), "`to` must be specjax or eagle for a head of eagle, got 'specjax'"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("arguments", "words"), WRONG)
