@@ -5,10 +5,10 @@ r"""How many questions a model answers rightly by each strategy of sampling and 
 Each record has a `question` and an `answer` whose last number is the right one, as in GSM8K. A text
 is right where its last number is that number; of lists:SEED:COUNT, where it answers the question.
 Of all runs of four tokens in the texts that a strategy returns for a question, of a search all
-beams, so many are different. Tokens are those of all samples and trials, of a search those of the
-best text. Seconds are those of all questions, after the first one has been decoded once to compile.
-A run that was ended goes on with the strategies that are left, and one that is started again with
-more of them adds these.
+beams or drafts, so many are different. Tokens are those of all samples and trials, of a search
+those of the best text, of switching those that `model` writes. Seconds are those of all questions,
+after the first one has been decoded once to compile. A run that was ended goes on with the
+strategies that are left, and one that is started again with more of them adds these.
 """
 
 import dataclasses
@@ -24,7 +24,8 @@ import numpy as np
 import specjax
 from specjax import checks, command_line, fingerprint
 from specjax.cli.arguments import Weights
-from specjax.data import lists, resume
+from specjax.data import datastore, lists, resume
+from specjax.data.datastore import Datastore
 from specjax.data.sources import open_source
 from specjax.eval import metrics, prompts, report, table
 from specjax.names.load import Model
@@ -61,6 +62,11 @@ class Config(prompts.Questions):
   learn: str | None = None  # questions with answers of which it is learned, in its place
   learn_limit: int = 200  # of these
   beams: int = 4
+  store: str | None = None  # of superposed, which writes as many drafts as `samples`
+  small: str | None = None  # of switching, the model that begins
+  bits: float = 1.0  # from which on switching asks `model`
+  window: int = 5  # tokens of whose entropies it takes the mean
+  dwell: int = 10  # tokens that a model writes at least
   limit: int | None = 100
   out: str = "results/strategies"
 
@@ -100,6 +106,19 @@ def _looking_ahead(
   return [Said(x.text, len(x.tokens), [x.tokens]) for x in every]
 
 
+def _superposed(
+  model: Model, store: Datastore, drafts: int, new: int, ids: Sequence[list[int]]
+) -> list[Said]:
+  every = [specjax.search.superposed(model, x, store, drafts, new) for x in ids]
+  return [Said(found[0].text, new, [x.tokens for x in found]) for found in every]
+
+
+def _switching(small: Model, model: Model, config: Config, ids: Sequence[list[int]]) -> list[Said]:
+  new, turn = config.max_new_tokens, {"window": config.window, "dwell": config.dwell}
+  every = specjax.search.switching(small, model, ids, config.bits, new, **turn)
+  return [Said(x.text, sum(x.large), [x.tokens]) for x in every]
+
+
 def learned(model: Model, config: Config) -> float:
   """The threshold of adadec."""
   if config.learn is None:
@@ -133,6 +152,14 @@ def answerers(model: Model, config: Config) -> dict[str, Callable[[], Answer]]:
   def search(groups: int) -> Answer:
     return functools.partial(_searched, model, config.beams, groups, new)
 
+  def superposed() -> Answer:
+    store = datastore.load(str(config.store), model.config.vocab_size, model.identity.tokens)
+    return functools.partial(_superposed, model, store, n, new)
+
+  def switching() -> Answer:
+    small = specjax.load(str(config.small), weights=config.weights)
+    return functools.partial(_switching, small, model, config)
+
   return {
     "greedy": plain,
     "sample": functools.partial(plain, temperature=T),
@@ -144,6 +171,8 @@ def answerers(model: Model, config: Config) -> dict[str, Callable[[], Answer]]:
     "cntp": lambda: functools.partial(_cautious, model, T, n, new),
     "beam": functools.partial(search, 1),
     "diverse_beam": functools.partial(search, config.beams),
+    **({"superposed": superposed} if config.store else {}),
+    **({"switching": switching} if config.small else {}),
   }
 
 

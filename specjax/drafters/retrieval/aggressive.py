@@ -59,7 +59,7 @@ def aggressive(nodes: int = 32) -> Drafter:
   the last 1 to 3 tokens, as few as decide it, occur just once in the source. The state takes
   4 (S + 5) bytes per row.
 
-  Measured: 1.05 tokens per pass (trees)
+  Measured: 2.30x on edits (qwen_coder)
 
   Args:
     nodes: the root and D tokens copied in a round at most.
