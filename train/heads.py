@@ -3,10 +3,10 @@
     python -m specjax.train.heads --model gsm8k-7m --data questions.jsonl --out runs/my-head hydra
 
 The target first answers the questions of `data` itself (`answers.jsonl`, written as it goes); its
-hidden states over the answers are computed once (`features/`), or in every step (`--online`); then
-the head learns to draft from them. The same command again continues a run that was killed. The last
-word is the head, with options of its own (`hydra --help`), or FILE.py:FUNCTION for one of your own;
-medusa is the default.
+hidden states over the answers are computed once (`features/`), in every step (`--online`), or by
+another process (`--states-from`); then the head learns to draft from them. The same command again
+continues a run that was killed. The last word is the head, with options of its own
+(`hydra --help`), or FILE.py:FUNCTION for one of your own; medusa is the default.
 """
 
 import dataclasses
@@ -42,6 +42,8 @@ from specjax.train.recipe.draft_positions import Batch, Objective, PositionSourc
 from specjax.train.recipe.features import compute
 from specjax.train.recipe.fit import fit, shuffled
 from specjax.train.recipe.head_loss import in_use, loss_and_judge
+from specjax.train.recipe.log import waited
+from specjax.train.recipe.remote_states import Remote, RemoteSource
 from specjax.train.recipe.texts import Document
 from specjax.trees.static import best_first, expected_length
 
@@ -84,6 +86,7 @@ class Config(answers.AnswersConfig):
       By default in `out`.
     layers: layers that are stored there for other heads, besides those that this head reads.
     online: compute the states in every step and store none, for data whose states fit no disk.
+    states_from: HOST:PORT of `specjax.train.states`, which computes the states before each step.
     draft_vocab: W, the head guesses only the W most frequent tokens; 0 for all.
     init: directory of a head of the same shape, from which training starts.
     noise: width of uniform noise on the hidden states while training.
@@ -100,6 +103,7 @@ class Config(answers.AnswersConfig):
   features: str | None = None
   layers: tuple[int, ...] = ()
   online: bool = False
+  states_from: str | None = None
   draft_vocab: Natural = 8192
   init: str | None = None
   loss: Annotated[tuple[float | str, ...] | None, tyro.conf.arg(help=_LOSS)] = None
@@ -126,7 +130,8 @@ def texts(model, config: Config, name: str, out: pathlib.Path) -> tuple[PackedRo
   key = model.ingredients()
   if config.init is not None:
     key["init.files"] = fingerprint.of_files(config.init)
-  run.claim(out, config, content, key, head=head)
+  remote = config.states_from is not None or None  # which one it is does not change them
+  run.claim(out, config, content, key, head=head, states_from=remote)
   if distributed.first():
     print(f"{len(content) - cut} questions to train on, {cut} held out (--held-out).")
   if field is not None:
@@ -169,10 +174,11 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
     )
   if config.loss:
     losses.chosen(config.loss)
-  if config.online and (config.features or config.layers):
-    raise ValueError(
-      "`features` and `layers` must be left out with online=True, which keeps no states."
-    )
+  unkept = {"online": config.online, "states_from": config.states_from}
+  given = [f"{option}={value!r}" for option, value in unkept.items() if value]
+  if given and (config.features or config.layers or len(given) > 1):
+    others = "`features` and `layers`" if len(given) == 1 else "`online`"
+    raise ValueError(f"{others} must be left out with {given[-1]}, which keeps no states.")
   out = run.begin(config)
   model = answers.teacher(config.model, causal=True, dtype=config.dtype, template=config.template)
   name = next(name for name, (_, kind) in heads.items() if kind is type(config.head))
@@ -188,12 +194,15 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   V = model.config.vocab_size
   W = config.draft_vocab if 0 < config.draft_vocab < V else None
   print(sizes(head, checkpoint.abstract(head, model.config, W)))
+  remote = config.states_from and Remote(config.states_from, model, head.hidden_layers)
 
   rows, held_out = texts(model, config, name, out)
   states = pathlib.Path(config.features or out / "features")
   layers = (*head.hidden_layers, *config.layers)
 
   def examples(rows: PackedRows, part: str) -> PositionSource:
+    if remote:
+      return RemoteSource(rows, remote, head.depth, config.points, training.seed)
     if config.online:
       return PositionSource(rows, None, head.depth, config.points, training.seed)
     features = compute(model, rows, layers, states / part)
@@ -225,7 +234,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   trained = fit(
     loss,
     own,
-    lambda i: source.sample(order(i), i),
+    source.stepped(order, training.steps),
     training,
     out,
     frozen=(spread.params, fixed),
@@ -248,6 +257,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
       "head": name,
       "parameters": sum(x.size for x in jax.tree.leaves(trained)),
       "hit_rates": rates.round(4).tolist(),
+      "waited": round(waited(out), 4),
       # Frames that are right may say nothing.
       **({} if isinstance(head, Frames) else {"expected_tokens_per_pass": expected}),
     },
