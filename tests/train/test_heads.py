@@ -420,11 +420,6 @@ def test_other_settings_do_not_continue_a_run(run, change, words):
   ("change", "words"),
   [
     (
-      {"loss": (1.0, *[0.0] * 7, 0.8)},
-      r"`loss` must be weights of hard, soft, feature, tv, .*, one or more.*got 1\.0 (0\.0 ){7}0\.8"
-      r"\.",
-    ),
-    (
       {"held_out": 160, "answer_field": "answer"},
       "`held_out` must be at least 1 and less than 160, the questions that fit the model, "
       r"got 160\.",

@@ -117,11 +117,9 @@ def test_what_gives_other_states_is_one_sentence(model, tiny_heads, tmp_path):
   loud = jax.tree.map(lambda x: 2 * x, model.params)
   wrong = {
     "no address": ("8100", model, (), "`states_from` must be HOST:PORT of `python -m"),
-    "no port": ("localhost:port", model, (), "`states_from` must be HOST:PORT of `python -m"),
     "nobody": ("127.0.0.1:9", model, (), "must be a process that gives states: "),
     "HTTP": (stranger(b"HTTP/1.1 400 Bad Request\r\n\r\n"), model, (),
              "must be a process that gives states: it speaks another protocol."),
-    "closed": (stranger(b""), model, (), "must be a process that gives states: "),
   }  # fmt: skip
   with giving(model) as (_, address):
     wrong |= {
