@@ -3,10 +3,10 @@
     python -m specjax.train.heads --model gsm8k-7m --data questions.jsonl --out runs/my-head hydra
 
 The target first answers the questions of `data` itself (`answers.jsonl`, written as it goes); its
-hidden states over the answers are computed once (`features/`), or in every step (`--online`); then
-the head learns to draft from them. The same command again continues a run that was killed. The last
-word is the head, with options of its own (`hydra --help`), or FILE.py:FUNCTION for one of your own;
-medusa is the default.
+hidden states over the answers are computed once (`features/`), in every step (`--online`), or by
+another process (`--states-from`); then the head learns to draft from them. The same command again
+continues a run that was killed. The last word is the head, with options of its own
+(`hydra --help`), or FILE.py:FUNCTION for one of your own; medusa is the default.
 """
 
 import dataclasses
@@ -35,13 +35,25 @@ from specjax.heads.named import Named, built, named
 from specjax.heads.parallel import Frames
 from specjax.models import ring, sharding
 from specjax.models.transformer import Transformer
+from specjax.names.load import resolve
 from specjax.sampling import new_key
-from specjax.train.recipe import answers, draft_positions, labels, losses, means, options, run
+from specjax.train.recipe import (
+  answers,
+  draft_positions,
+  labels,
+  losses,
+  low_rank,
+  means,
+  options,
+  run,
+)
 from specjax.train.recipe.config import Amount, Count, Length, Natural
 from specjax.train.recipe.draft_positions import Batch, Objective, PositionSource
 from specjax.train.recipe.features import compute
 from specjax.train.recipe.fit import fit, shuffled
-from specjax.train.recipe.head_loss import in_use, loss_and_judge
+from specjax.train.recipe.head_loss import in_use, loss_and_judge, whole
+from specjax.train.recipe.log import waited
+from specjax.train.recipe.remote_states import Remote, RemoteSource
 from specjax.train.recipe.texts import Document
 from specjax.trees.static import best_first, expected_length
 
@@ -84,8 +96,12 @@ class Config(answers.AnswersConfig):
       By default in `out`.
     layers: layers that are stored there for other heads, besides those that this head reads.
     online: compute the states in every step and store none, for data whose states fit no disk.
-    draft_vocab: W, the head guesses only the W most frequent tokens; 0 for all.
-    init: directory of a head of the same shape, from which training starts.
+    states_from: HOST:PORT of `specjax.train.states`, which computes the states before each step.
+    draft_vocab: W, the head guesses only the W most frequent tokens; 0 for all. With `init` it has
+      the vocabulary of that head.
+    init: zoo name or directory of a head of the same shape, from which training starts.
+    lora: rank of low-rank updates of the matrices of `init`, which then alone are trained and are
+      added to it in the end; 0 trains all weights.
     noise: width of uniform noise on the hidden states while training.
     points: M, number of positions of a row from which the head drafts.
     nodes: size of the largest tree with which the head will ship.
@@ -100,8 +116,10 @@ class Config(answers.AnswersConfig):
   features: str | None = None
   layers: tuple[int, ...] = ()
   online: bool = False
+  states_from: str | None = None
   draft_vocab: Natural = 8192
   init: str | None = None
+  lora: Natural = 0
   loss: Annotated[tuple[float | str, ...] | None, tyro.conf.arg(help=_LOSS)] = None
   noise: Amount = 0.0
   points: Count = 128
@@ -125,8 +143,10 @@ def texts(model, config: Config, name: str, out: pathlib.Path) -> tuple[PackedRo
     shuffled(len(rows[0].tokens), config.training)  # which refuses a batch of more rows
   key = model.ingredients()
   if config.init is not None:
-    key["init.files"] = fingerprint.of_files(config.init)
-  run.claim(out, config, content, key, head=head)
+    key["init.files"] = fingerprint.of_files(resolve(config.init))
+  # Which remote it is does not change the states; options that came later are absent in older runs.
+  own = {"states_from": config.states_from is not None or None, "lora": config.lora or None}
+  run.claim(out, config, content, key, head=head, **own)
   if distributed.first():
     print(f"{len(content) - cut} questions to train on, {cut} held out (--held-out).")
   if field is not None:
@@ -147,14 +167,25 @@ def packed(
   return rows, held_out
 
 
-def sizes(head: Head, params: Params) -> str:
-  """What the training of a head will hold, before anything is computed; params may be abstract."""
+def _size(tree: Params) -> int:
+  return sum(x.size for x in jax.tree.leaves(tree))
+
+
+def sizes(head: Head, params: Params, rank: int = 0) -> str:
+  """What the training of a head will hold, before anything is computed; params may be abstract.
+
+  With a rank low-rank updates are trained beside the weights.
+  """
   parts = {"/".join(path): x.size for path, x in flatten_dict(params["params"]).items()}
   largest = max(parts, key=lambda name: parts[name])
   total = sum(parts.values())
+  held = 16 * total
+  if rank:
+    made = functools.partial(low_rank.of_head, rank=rank)
+    held = 4 * total + 16 * _size(jax.eval_shape(made, new_key(0), params["params"]))
   return (
     f"{head.name}: {total / 1e6:.2f}M parameters, {parts[largest] / 1e6:.2f}M of them in "
-    f"{largest}; {16 * total / 1e6:.0f} MB with gradient and moments."
+    f"{largest}; {held / 1e6:.0f} MB with gradient and moments."
   )
 
 
@@ -167,12 +198,17 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
       "`answers_from` and `every_turn` must be left out with answer_field="
       f"{config.answer_field!r}, whose answers are taken."
     )
+  if config.lora and config.init is None:
+    raise ValueError(
+      f"`init` must name the head that is updated with lora={config.lora}, got None."
+    )
   if config.loss:
     losses.chosen(config.loss)
-  if config.online and (config.features or config.layers):
-    raise ValueError(
-      "`features` and `layers` must be left out with online=True, which keeps no states."
-    )
+  unkept = {"online": config.online, "states_from": config.states_from}
+  given = [f"{option}={value!r}" for option, value in unkept.items() if value]
+  if given and (config.features or config.layers or len(given) > 1):
+    others = "`features` and `layers`" if len(given) == 1 else "`online`"
+    raise ValueError(f"{others} must be left out with {given[-1]}, which keeps no states.")
   out = run.begin(config)
   model = answers.teacher(config.model, causal=True, dtype=config.dtype, template=config.template)
   name = next(name for name, (_, kind) in heads.items() if kind is type(config.head))
@@ -187,13 +223,20 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
     raise ValueError(f"loss: confidence must be 0 for {name}, which says none.")
   V = model.config.vocab_size
   W = config.draft_vocab if 0 < config.draft_vocab < V else None
-  print(sizes(head, checkpoint.abstract(head, model.config, W)))
+  if config.init is not None:
+    begun = checkpoint.load(resolve(config.init), model.config, called=name).params
+    ids = draft_vocabulary.ids(begun)
+    W = None if ids is None else len(ids)
+  print(sizes(head, checkpoint.abstract(head, model.config, W), config.lora))
+  remote = config.states_from and Remote(config.states_from, model, head.hidden_layers)
 
   rows, held_out = texts(model, config, name, out)
   states = pathlib.Path(config.features or out / "features")
   layers = (*head.hidden_layers, *config.layers)
 
   def examples(rows: PackedRows, part: str) -> PositionSource:
+    if remote:
+      return RemoteSource(rows, remote, head.depth, config.points, training.seed)
     if config.online:
       return PositionSource(rows, None, head.depth, config.points, training.seed)
     features = compute(model, rows, layers, states / part)
@@ -206,15 +249,17 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   vocabulary = None
   if W is not None:
     counts = np.bincount(rows.tokens[rows.mask], minlength=V)
-    vocabulary = draft_vocabulary.choose(counts, W)
+    vocabulary = draft_vocabulary.choose(counts, W) if config.init is None else np.asarray(ids)
     share = counts[vocabulary].sum() / counts.sum()
     print(f"The draft vocabulary is {W} of {V} tokens, {share:.2%} of the answers.")
   objective = Objective(head, vocabulary, Transformer(model.config) if config.online else None)
   params = jax.jit(head.init)(new_key(training.seed), model.params, vocabulary)
   if config.init is not None:
-    params = checkpoint.weights_like(config.init, model.config, params, name)
+    params = checkpoint.weights_like(resolve(config.init), model.config, params, name)
   fixed = {name: x for name, x in params.items() if name != "params"}
   own = jax.tree.map(lambda x: x.astype(jnp.float32), params["params"])
+  if config.lora:
+    fixed["params"], own = own, low_rank.of_head(new_key(training.seed), own, config.lora)
 
   loss, passes = loss_and_judge(objective, model.dtype, weights, config.noise)
 
@@ -225,7 +270,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   trained = fit(
     loss,
     own,
-    lambda i: source.sample(order(i), i),
+    source.stepped(order, training.steps),
     training,
     out,
     frozen=(spread.params, fixed),
@@ -236,6 +281,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   )
 
   rates = objective.rates(in_use(trained, fixed, model.dtype), spread.params, test, training)
+  params = fixed | {"params": whole(trained, fixed)}
   choices = best_first(rates, config.nodes)
   expected = {
     n: round(1 + expected_length(choices[: n - 1], rates), 3)
@@ -246,15 +292,16 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
     out,
     {
       "head": name,
-      "parameters": sum(x.size for x in jax.tree.leaves(trained)),
+      "parameters": _size(params["params"]),
+      **({"of updates": _size(trained)} if config.lora else {}),
       "hit_rates": rates.round(4).tolist(),
+      "waited": round(waited(out), 4),
       # Frames that are right may say nothing.
       **({} if isinstance(head, Frames) else {"expected_tokens_per_pass": expected}),
     },
   )
   if distributed.first():
-    whole = fixed | {"params": trained}
-    checkpoint.save(out / "model", name, config.head, whole, choices, rates, base=model.identity)
+    checkpoint.save(out / "model", name, config.head, params, choices, rates, base=model.identity)
     drafter = f"{name}-{config.nodes}[{out / 'model'}]"
     print(f"specjax generate --model {config.model} --drafter {drafter!r} --chat --prompt TEXT")
 

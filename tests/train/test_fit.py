@@ -36,7 +36,7 @@ def initial():
 
 def lines(directory) -> list[dict]:
   records = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-  return [{k: v for k, v in r.items() if k != "seconds"} for r in records]
+  return [{k: v for k, v in r.items() if k not in ("seconds", "waited")} for r in records]
 
 
 def saved_steps(directory) -> list[int]:

@@ -190,7 +190,7 @@ def read_jsonl(path) -> list[dict]:
 
 def metrics_of(config) -> list[dict]:
   return [
-    {k: v for k, v in record.items() if k != "seconds"}
+    {k: v for k, v in record.items() if k not in ("seconds", "waited")}
     for record in read_jsonl(f"{config.out}/metrics.jsonl")
   ]
 
@@ -419,30 +419,15 @@ def test_other_settings_do_not_continue_a_run(run, change, words):
 @pytest.mark.parametrize(
   ("change", "words"),
   [
-    ({"field": "query"}, "record 1 has no text in field 'query'"),
-    ({"held_out": 0}, r"`held_out` must be at least 1, got 0\."),
-    (
-      {"loss": (1.0, *[0.0] * 7, 0.8)},
-      r"`loss` must be weights of hard, soft, feature, tv, .*, one or more.*got 1\.0 (0\.0 ){7}0\.8"
-      r"\.",
-    ),
-    (
-      {"held_out": 160},
-      "`held_out` must be at least 1 and less than 160, the questions that fit the model, "
-      r"got 160\.",
-    ),
     (
       {"held_out": 160, "answer_field": "answer"},
       "`held_out` must be at least 1 and less than 160, the questions that fit the model, "
       r"got 160\.",
     ),
-    ({"model": "nowhere"}, "'nowhere' is no directory"),
     (
       {"online": True, "layers": (0,)},
       r"`features` and `layers` must be left out with online=True, which keeps no states\.",
     ),
-    ({"devices": 3}, r"`devices` must be at most 8 and divide batch=8, got 3\."),
-    ({"devices": 9, "batch": 9}, r"`devices` must be at most 8 and divide batch=9, got 9\."),
   ],
 )
 def test_what_cannot_be_trained_is_refused_before_answering(tiny_heads, tmp_path, change, words):
@@ -454,10 +439,6 @@ def test_what_cannot_be_trained_is_refused_before_answering(tiny_heads, tmp_path
 @pytest.mark.parametrize(
   ("change", "words"),
   [
-    (
-      {"batch": 1000},
-      r"`batch` must be between 1 and 136, the rows that the data can fill, got 1000\.",
-    ),
     ({"layers": (0,)}, r"were computed with layers=\[\] \(now \[0\]\): choose another directory"),
     ({"seed": 1, "held_out": 25}, "were computed with rows="),
   ],

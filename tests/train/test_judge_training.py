@@ -228,14 +228,6 @@ def test_a_run_is_reported_saved_and_not_mixed_with_another(config, tmp_path):
   assert (parts.load_judge(f"{config.out}/model", network).w == params.w).all()
   with pytest.raises(ValueError, match=r"holds a run with steps=20 \(now 10\)"):
     judge.main(changed(config, steps=10))
-  with pytest.raises(
-    ValueError,
-    match=(
-      "`held_out` must be at least 2 and less than 30, the questions that fit the model, got "
-      r"30\."
-    ),
-  ):
-    judge.main(changed(config, held_out=30, out=str(tmp_path)))
 
 
 @pytest.mark.slow

@@ -106,31 +106,6 @@ def test_checkpoints_without_a_record_of_settings_continue(lm_run, tmp_path):
   assert (tmp_path / "old" / "run.json").exists()
 
 
-@pytest.mark.parametrize(
-  ("change", "words"),
-  [
-    (
-      {"batch": 1000},
-      r"`batch` must be between 1 and 160, the rows that the data fill, got 1000\.",
-    ),
-    (
-      {"template": "alpaca"},
-      r"`template` must be one of plain, continued, qa, vicuna.*got 'alpaca'\.",
-    ),
-    ({"fields": ("question", "reply")}, "record 1 has no text in field 'reply'"),
-    (
-      {"data": "nothing.jsonl"},
-      r"`data` must be a \.jsonl file, tfds:NAME:SPLIT or lists:SEED:COUNT\.",
-    ),
-    ({"heads": 3, "kv_heads": 2}, "`heads` must be a multiple of kv_heads=2, got 3"),
-    ({"save_every": 0}, r"`save_every` must be at least 1, got 0\."),
-  ],
-)
-def test_what_cannot_be_trained_is_refused(tiny, tmp_path, change, words):
-  with pytest.raises(ValueError, match=words):
-    lm.main(changed(tiny, out=str(tmp_path), **change))
-
-
 @pytest.mark.slow
 def test_a_mistake_can_be_corrected_in_the_same_directory(tiny, tmp_path):
   with pytest.raises(

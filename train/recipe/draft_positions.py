@@ -3,7 +3,7 @@
 Letters: R rows, B rows of a batch, T row length, M drafting positions of a row, D depth, E width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -94,12 +94,16 @@ class PositionSource:
     some = [np.sort(rng.choice(x, min(self.points, len(x)), replace=False)) for x in useful]
     return self.take(list(zip(chosen, some, strict=True)), len(chosen))
 
+  def stepped(self, order: Callable[[int], np.ndarray], steps: int) -> Callable[[int], Batch]:
+    """The batch of each of so many steps, of the rows that `order` says."""
+    return lambda step: self.sample(order(step), step)
+
   def judged(self, count: int) -> Batch:
     """A batch of `count` rows on which weights are judged, the first that have a label."""
     labelled = np.array([r for r, points in enumerate(self.useful) if len(points)])
     return self.sample(labelled[np.arange(count) % len(labelled)], 0)
 
-  def every(self, batch: int):
+  def every(self, batch: int) -> Iterator[Batch]:
     """Batches that hold every useful position of every row once."""
     turns = [
       (r, points[i : i + self.points])

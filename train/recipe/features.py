@@ -23,7 +23,6 @@ from specjax.base import Features
 from specjax.data.packing import PackedRows
 from specjax.fingerprint import differences, digest
 from specjax.models import sharding
-from specjax.models.transformer import Transformer
 from specjax.names.load import Model
 from specjax.train.recipe import forward
 from specjax.train.recipe.run import write_json
@@ -128,13 +127,7 @@ def _write(
   mode, several = "r+" if done else "w+", paths if distributed.first() else ()
   kept = dtype_of(model)
   files = [np.lib.format.open_memmap(path, mode, _on_disk(kept), shape) for path in several]
-  network, params = Transformer(model.config), model.spread().params
-
-  @jax.jit
-  def run(params, rows: PackedRows):
-    features = forward.read(network, params, rows, tuple(layers))
-    return [x.astype(kept) for x in (features.hidden, *features.hidden_layers)]
-
+  run, params = forward.reader(model.config, tuple(layers), kept), model.spread().params
   for i, size, part in forward.parts(rows, batch, "hidden states", done):
     states = [x[:size] for x in distributed.fetch(run(params, sharding.dealt(part)))]
     if not all(np.isfinite(x).all() for x in states):

@@ -4,7 +4,9 @@ import functools
 import pathlib
 import signal
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import grain.python as grain
@@ -195,6 +197,12 @@ class Ending:
     signal.signal(number, self._before[number])
 
 
+def _finished(metrics: dict[str, Array]) -> float:
+  """Waits for a step, and says when it ended."""
+  jax.block_until_ready(metrics)
+  return time.perf_counter()
+
+
 def loop(
   step: Callable[[Any, Any], tuple[Any, dict[str, Array]]],
   state: Any,
@@ -240,23 +248,30 @@ def loop(
     # The first steps compile.
     traced = range(first + 2, min(first + 2 + training.profile, steps))
     with (
+      ThreadPoolExecutor(1) as clock,
       Log(directory, first, training.log_to) as log,
       Bar(directory.name, steps, first) as bar,
     ):
 
-      def written(i: int, metrics: dict[str, Array]) -> None:
-        values = log.write(i, metrics)
+      def written(i: int, metrics: dict[str, Array], waited: float) -> None:
+        values = log.write(i, metrics, waited)
         bar.update(i + 1, f"loss {values['loss']:.4f}")
 
-      unread: list[tuple[int, dict[str, Array]]] = []
+      unread: list[tuple[int, dict[str, Array], float]] = []
+      done: Future[float] | None = None  # when the devices had finished the last step
       for i in range(first, steps):
         if traced and i == traced.start:
           jax.profiler.start_trace(directory / "profile")
-        state, metrics = step(state, batch(i))
+        begun, made = time.perf_counter(), batch(i)
+        waited = 0.0
+        if done is not None and done.done():
+          waited = time.perf_counter() - max(begun, done.result())
+        state, metrics = step(state, made)
+        done = clock.submit(_finished, metrics)
         # While the device takes this step, the last one is written down and the next batch is made.
         while unread:
           written(*unread.pop())
-        unread.append((i, metrics))
+        unread.append((i, metrics, waited))
         if traced and i + 1 == traced.stop:
           jax.block_until_ready(state)
           jax.profiler.stop_trace()

@@ -1,16 +1,19 @@
 """Passes of a network over rows."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 from rich.progress import track
 
 from specjax.base import Features, Params
 from specjax.data.packing import PackedRows
 from specjax.heads.base import Examples
+from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask
 
 
@@ -26,6 +29,21 @@ def read(
     params, rows.tokens, rows.position, mask, hidden_layers=hidden_layers, method="features"
   )
   return features[0]
+
+
+def reader(
+  config: Config, hidden_layers: tuple[int, ...], dtype: DTypeLike
+) -> Callable[[Params, PackedRows], list[Array]]:
+  """The jitted program of states that are kept or sent: (params, rows [B, T]) -> arrays [B, T, E],
+  the last states and those of each layer, in a dtype."""
+  network = Transformer(config)
+
+  @jax.jit
+  def run(params: Params, rows: PackedRows) -> list[Array]:
+    features = read(network, params, rows, hidden_layers)
+    return [x.astype(dtype) for x in (features.hidden, *features.hidden_layers)]
+
+  return run
 
 
 def states(

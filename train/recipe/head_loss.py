@@ -10,13 +10,19 @@ from jax import Array
 from specjax import distributed
 from specjax.base import Params
 from specjax.heads.base import LossWeights
+from specjax.train.recipe import low_rank
 from specjax.train.recipe.draft_positions import Batch, Objective
 from specjax.train.recipe.means import Loss
 
 
+def whole(trained: Params, fixed: Params) -> Params:
+  """A head's weights: those that are trained, or `fixed["params"]` with their trained updates."""
+  return low_rank.added(fixed["params"], trained) if "params" in fixed else trained
+
+
 def in_use(trained: Params, fixed: Params, dtype: Any) -> Params:
   """A head's weights as it reads them, those that are trained in the dtype of the target."""
-  own = jax.tree.map(lambda x: x.astype(dtype), trained)
+  own = jax.tree.map(lambda x: x.astype(dtype), whole(trained, fixed))
   return fixed | {"params": distributed.replicate(own)}
 
 

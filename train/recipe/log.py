@@ -19,7 +19,8 @@ from specjax.train.recipe.run import keep_lines
 class Log:
   """Metrics of the steps from `first` on, written by the first process of several.
 
-  `metrics.jsonl` has one line per step, with the seconds that it took. Lines from `first` on, which
+  `metrics.jsonl` has one line per step, with the seconds that it took and those in which the
+  devices `waited` for its batch with nothing else to do. Lines from `first` on, which
   a killed run left, belong to steps that run again and are dropped. For `log_to` see `trackers`.
   """
 
@@ -43,7 +44,7 @@ class Log:
   ) -> None:
     self.files.close()
 
-  def write(self, step: int, metrics: Mapping[str, Array]) -> dict[str, float]:
+  def write(self, step: int, metrics: Mapping[str, Array], waited: float) -> dict[str, float]:
     """Writes the metrics of a step down and returns them as numbers.
 
     Raises:
@@ -57,10 +58,18 @@ class Log:
         f"{self.directory / 'checkpoints'}. Lower the learning rate or look at the data."
       )
     self.begin, seconds = (now := time.perf_counter()), now - self.begin
-    values["seconds"] = round(seconds, 4)
+    values |= {"seconds": round(seconds, 4), "waited": round(waited, 4)}
     if self.lines is not None:
       self.lines.write(json.dumps({"step": step, **values}) + "\n")
       self.lines.flush()
     if self.tracker is not None:
       self.tracker.log(values, step)
     return values
+
+
+def waited(directory: pathlib.Path) -> float:
+  """The share of a run's time in which the devices waited for batches, but for its first step."""
+  file = directory / "metrics.jsonl"  # of the first process
+  lines = file.read_text().splitlines()[1:] if file.exists() else []
+  steps = [json.loads(line) for line in lines]
+  return sum(x["waited"] for x in steps) / max(sum(x["seconds"] for x in steps), 1e-9)
