@@ -15,6 +15,7 @@ from specjax.heads import draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.parallel import Parallel
 from specjax.models.linear import linear, linear_each
+from specjax.models.lora import weight
 from specjax.models.weights import dense
 
 
@@ -42,7 +43,7 @@ class BlockwiseHeads(nn.Module):
     D, E = self.config.depth, hidden.shape[-1]
     F = self.config.hidden or E
     zeros = nn.initializers.zeros
-    w = self.param("up", nn.initializers.normal(0.02), (D * F, E))
+    w = weight(self, "up", nn.initializers.normal(0.02), (D * F, E))
     b = self.param("up_bias", zeros, (D * F,))
     u = self.param("down", zeros, (D, E, F))
     c = self.param("down_bias", zeros, (D, E))

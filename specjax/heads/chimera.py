@@ -15,6 +15,7 @@ from specjax.heads import draft_vocabulary
 from specjax.heads.attending import AttendingRoot
 from specjax.heads.base import LossWeights
 from specjax.models.linear import linear
+from specjax.models.lora import weight
 from specjax.models.weights import dense
 
 _INIT = nn.initializers.normal(0.02)
@@ -50,8 +51,8 @@ class ChimeraNet(nn.Module):
     where there are none -> ([B, N, E], KV); see `models.layers.Layers`."""
     if trigram is not None:
       E = trigram.shape[-1] // 3
-      x = nn.silu(linear(trigram, self.param("trigram", _INIT, (E, 3 * E))))
-      hidden = linear(x, self.param("mix", _INIT, (E, E)))
+      x = nn.silu(linear(trigram, weight(self, "trigram", _INIT, (E, 3 * E))))
+      hidden = linear(x, weight(self, "mix", _INIT, (E, E)))
     return self.layers(hidden, position, mask, cache, earlier)[:2]
 
 

@@ -15,6 +15,7 @@ from specjax.base import LayeredTarget, Params
 from specjax.heads import draft_vocabulary
 from specjax.heads.recurrent import Recurrent
 from specjax.models.linear import linear
+from specjax.models.lora import weight
 from specjax.models.transformer import RMSNorm
 
 _INIT = nn.initializers.normal(0.02)
@@ -47,14 +48,14 @@ class AttentionDecoder(nn.Module):
     x = RMSNorm(self.epsilon, name="state_norm")(state)
     y = RMSNorm(self.epsilon, name="token_norm")(token)
     pair = jnp.stack([y, x], 2)  # [B, N, 2, E]
-    q = linear(x, self.param("q", _INIT, (H * C, E)))
-    kv = linear(pair, self.param("kv", _INIT, (2 * H * C, E)))
+    q = linear(x, weight(self, "q", _INIT, (H * C, E)))
+    kv = linear(pair, weight(self, "kv", _INIT, (2 * H * C, E)))
     q = q.reshape(*q.shape[:2], H, C)
     k, v = jnp.split(kv.reshape(*kv.shape[:3], 2 * H, C), 2, axis=3)
     score = jnp.einsum("bnhc,bnphc->bnhp", q, k, preferred_element_type=jnp.float32)
-    weight = jax.nn.softmax(score * C**-0.5).astype(v.dtype)
-    mixed = jnp.einsum("bnhp,bnphc->bnhc", weight, v).reshape(*state.shape[:2], H * C)
-    return state + linear(mixed, self.param("out", nn.initializers.zeros, (E, H * C)))
+    share = jax.nn.softmax(score * C**-0.5).astype(v.dtype)
+    mixed = jnp.einsum("bnhp,bnphc->bnhc", share, v).reshape(*state.shape[:2], H * C)
+    return state + linear(mixed, weight(self, "out", nn.initializers.zeros, (E, H * C)))
 
 
 class CloverNet(nn.Module):

@@ -17,6 +17,7 @@ from specjax.heads import draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.recurrent import Recurrent
 from specjax.models.linear import linear, lookup
+from specjax.models.lora import weight
 from specjax.models.norm import RMSNorm
 
 NOISE = 0.01  # starting weights lie up to this above 0 or above the identity
@@ -47,7 +48,7 @@ class Affine(nn.Module):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    y = linear(x, self.param("weight", self.initial, (self.width, x.shape[-1])))
+    y = linear(x, weight(self, "weight", self.initial, (self.width, x.shape[-1])))
     bias = self.param("bias", nn.initializers.zeros, (self.width,))
     return y + jnp.broadcast_to(bias, y.shape)
 

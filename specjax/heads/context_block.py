@@ -21,6 +21,7 @@ from specjax.heads.hidden_layers import hidden_layers_of
 from specjax.heads.masked_block import Block
 from specjax.heads.prefix import RunText
 from specjax.models.linear import linear
+from specjax.models.lora import weight
 from specjax.models.norm import RMSNorm
 
 
@@ -87,7 +88,7 @@ class ContextBlock(nn.Module):
 
   def setup(self):
     E, init = self.width, nn.initializers.normal(0.02)
-    self.fc = self.param("fc", init, (E, self.inputs * E))
+    self.fc = weight(self, "fc", init, (E, self.inputs * E))
     self.context_norm, self.norm = RMSNorm(self.epsilon), RMSNorm(self.epsilon)
     if self.has_mask:
       self.mask = self.param("mask", init, (E,))

@@ -15,6 +15,7 @@ from specjax.heads import draft_vocabulary, embedding
 from specjax.heads.attending import Attending
 from specjax.heads.base import LossWeights
 from specjax.models.linear import linear
+from specjax.models.lora import weight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,7 @@ class EagleLayer(nn.Module):
     states [B, N, E], KV); see `models.layers.Layers` for the rest."""
     E = state.shape[-1]
     x = jnp.concatenate([embedded, state], -1)
-    x = linear(x, self.param("fc", nn.initializers.normal(0.02), (E, 2 * E)))
+    x = linear(x, weight(self, "fc", nn.initializers.normal(0.02), (E, 2 * E)))
     if self.bias:
       x = x + jnp.broadcast_to(self.param("fc_bias", nn.initializers.zeros, (E,)), x.shape)
     return self.layers(x, position, mask, cache, earlier, attention_input=x)[:2]

@@ -16,6 +16,7 @@ from specjax.heads.attending import Attending
 from specjax.heads.base import LossWeights
 from specjax.heads.hidden_layers import hidden_layers_of
 from specjax.models.linear import linear
+from specjax.models.lora import weight
 from specjax.models.norm import RMSNorm
 from specjax.models.weights import dense
 
@@ -62,7 +63,7 @@ class Eagle3Layer(nn.Module):
 
   def setup(self):
     E, c = self.width, self.config
-    self.fc = self.param("fc", nn.initializers.normal(0.02), (E, self.inputs * E))
+    self.fc = weight(self, "fc", nn.initializers.normal(0.02), (E, self.inputs * E))
     self.input_norm = RMSNorm(self.epsilon)
     self.hidden_norm = RMSNorm(self.epsilon)
     self.fc_norm = [RMSNorm(self.epsilon) for _ in range(self.inputs if c.fc_norm else 0)]

@@ -15,7 +15,9 @@ from specjax.heads import draft_vocabulary
 from specjax.heads.attending import Attending
 from specjax.heads.base import LossWeights
 from specjax.models.linear import linear
+from specjax.models.lora import weight
 from specjax.models.norm import RMSNorm
+from specjax.models.weights import Matrix
 
 _INIT = nn.initializers.normal(0.02)
 
@@ -58,8 +60,8 @@ class GriffinLayer(nn.Module):
     def normed(y: Array, name: str) -> Array:
       return RMSNorm(self.epsilon, name=f"{name}_norm")(y)
 
-    def matrix(name: str, rows: int, columns: int) -> Array:
-      return self.param(name, _INIT, (rows, columns))
+    def matrix(name: str, rows: int, columns: int) -> Matrix:
+      return weight(self, name, _INIT, (rows, columns))
 
     x = linear(jnp.concatenate([embedded, state], -1), matrix("fc", E, 2 * E))
     x = x + jnp.broadcast_to(self.param("fc_bias", nn.initializers.zeros, (E,)), x.shape)

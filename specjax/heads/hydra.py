@@ -16,6 +16,7 @@ from specjax.heads import draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.recurrent import Recurrent
 from specjax.models.linear import linear
+from specjax.models.lora import weight
 from specjax.models.norm import RMSNorm
 from specjax.models.weights import dense
 
@@ -52,8 +53,8 @@ class HydraHead(nn.Module):
     """A state and d embeddings [..., (d + 1) * E] -> [..., E]."""
     zeros = nn.initializers.zeros
 
-    def affine(weight: str, bias: str, fan_in: int, init=zeros):
-      w, b = self.param(weight, init, (self.width, fan_in)), self.param(bias, zeros, (self.width,))
+    def affine(name: str, bias: str, fan_in: int, init=zeros):
+      w, b = weight(self, name, init, (self.width, fan_in)), self.param(bias, zeros, (self.width,))
       return lambda x: linear(x, w) + jnp.broadcast_to(b, (*x.shape[:-1], self.width))
 
     y = affine("residual", "residual_bias", u.shape[-1], _UNIFORM)(u)

@@ -16,6 +16,7 @@ from specjax.heads import draft_vocabulary
 from specjax.heads.attending import Attending
 from specjax.heads.base import LossWeights
 from specjax.models.linear import linear, linear_each
+from specjax.models.lora import weight
 from specjax.models.norm import RMSNorm
 
 _INIT = nn.initializers.normal(0.02)
@@ -44,7 +45,7 @@ class Experts(nn.Module):
     gate, up = jnp.split(linear_each(rows, self.param("gate_up", _INIT, (2, 2 * E, E))), 2, -1)
     y = linear_each(nn.silu(gate) * up, self.param("down", _INIT, (2, E, E)))
     y = y.reshape(*x.shape[:-1], 2, E)
-    route = linear(x, self.param("router", _INIT, (4, E))).astype(jnp.float32)
+    route = linear(x, weight(self, "router", _INIT, (4, E))).astype(jnp.float32)
     weights = jax.nn.softmax(route.reshape(*x.shape[:-1], 2, 2)).astype(x.dtype)
     a, b = weights[..., 0, :, None], weights[..., 1, :, None]
     better = jnp.where(a[..., :1, :] >= a[..., 1:, :], y, y[..., ::-1, :])
@@ -71,7 +72,7 @@ class JakiroLayer(nn.Module):
     """States f and embeddings e of the tokens that follow them, [B, N, E] -> (the next states, the
     states after those, KV); see `models.layers.Layers` for the rest."""
     E = state.shape[-1]
-    x = linear(jnp.concatenate([embedded, state], -1), self.param("fc", _INIT, (E, 2 * E)))
+    x = linear(jnp.concatenate([embedded, state], -1), weight(self, "fc", _INIT, (E, 2 * E)))
     x = x + jnp.broadcast_to(self.param("fc_bias", nn.initializers.zeros, (E,)), x.shape)
     x, kv, *_ = self.attention(x, position, mask, cache, earlier, attention_input=x)
     mixture, contrast = Experts(name="experts")(RMSNorm(self.epsilon, name="mlp_norm")(x))

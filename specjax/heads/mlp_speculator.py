@@ -15,6 +15,7 @@ from specjax.base import Params, StatesTarget
 from specjax.heads.base import LossWeights
 from specjax.heads.recurrent import Recurrent
 from specjax.models.linear import linear, lookup
+from specjax.models.lora import weight
 from specjax.models.norm import RMSNorm
 
 _EPSILON = 1e-6  # of the published norms, whatever the target's
@@ -49,8 +50,8 @@ class MLPSpeculatorStep(nn.Module):
   def __call__(self, state: Array, tokens: Array) -> Array:
     """State [B, W, E or I] and tokens i32[B, W] -> [B, W, I]."""
     init = nn.initializers.normal(self.width**-0.5)
-    embedding = self.param("embedding", init, (self.vocab_size, self.width))
-    x = linear(state, self.param("projection", init, (self.width, state.shape[-1])))
+    embedding = weight(self, "embedding", init, (self.vocab_size, self.width))
+    x = linear(state, weight(self, "projection", init, (self.width, state.shape[-1])))
     x = x + self.weight * lookup(embedding, tokens)
     x = RMSNorm(_EPSILON, name="norm")(x)
     bias = self.param("norm_bias", nn.initializers.zeros, (self.width,))

@@ -21,6 +21,7 @@ from specjax.heads.base import LossWeights
 from specjax.kernels.tree_attention import PAGE, Paged
 from specjax.models import cache as kv_cache
 from specjax.models.linear import linear
+from specjax.models.lora import weight
 from specjax.models.norm import RMSNorm
 
 DEEPER = "depth_"  # begins the names of what modules 2 to M have for themselves
@@ -68,7 +69,7 @@ class MTPModule(nn.Module):
     E = state.shape[-1]
     token = RMSNorm(self.epsilon, name="token_norm")(embedded)
     x = jnp.concatenate([token, RMSNorm(self.epsilon, name="state_norm")(state)], -1)
-    x = linear(x, self.param("projection", nn.initializers.normal(0.02), (E, 2 * E)))
+    x = linear(x, weight(self, "projection", nn.initializers.normal(0.02), (E, 2 * E)))
     x, kv, *_ = self.layers(x, position, mask, cache, earlier, visible=visible)
     return RMSNorm(self.epsilon, name="norm")(x), kv
 

@@ -18,6 +18,7 @@ from specjax.heads.base import LossWeights
 from specjax.heads.hidden_layers import hidden_layers_of
 from specjax.heads.masked_block import MaskedBlock
 from specjax.models.linear import linear
+from specjax.models.lora import weight
 from specjax.models.norm import RMSNorm
 from specjax.models.weights import dense
 
@@ -63,7 +64,7 @@ class PEagleLayers(nn.Module):
 
   def setup(self):
     E, inputs = self.width, self.inputs
-    self.fc = self.param("fc", nn.initializers.normal(0.02), (E, inputs * E))
+    self.fc = weight(self, "fc", nn.initializers.normal(0.02), (E, inputs * E))
     self.mask_hidden = self.param("mask_hidden", nn.initializers.normal(1.0), (inputs * E,))
     self.input_norm, self.hidden_norm = RMSNorm(self.epsilon), RMSNorm(self.epsilon)
     self.norm = RMSNorm(self.epsilon)

@@ -15,6 +15,7 @@ from specjax.base import Params, StatesTarget
 from specjax.heads.base import LossWeights
 from specjax.heads.recurrent import Recurrent
 from specjax.models.linear import linear
+from specjax.models.lora import weight
 
 _UNIFORM = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform", in_axis=-1, out_axis=-2)
 
@@ -43,11 +44,14 @@ class ReDrafterNet(nn.Module):
   def setup(self):
     E, zeros = self.width, nn.initializers.zeros
     if self.config.rnn:
-      self.rnn_w = self.param("rnn_w", _UNIFORM, (E, E))
-      self.rnn_u = self.param("rnn_u", _UNIFORM, (E, E))
+      self.rnn_w = weight(self, "rnn_w", _UNIFORM, (E, E))
+      self.rnn_u = weight(self, "rnn_u", _UNIFORM, (E, E))
       self.rnn_bias = self.param("rnn_bias", zeros, (E,))
     self.blocks = [
-      (self.param(f"block_{i}", _UNIFORM, (2 * E, 2 * E)), self.param(f"bias_{i}", zeros, (2 * E,)))
+      (
+        weight(self, f"block_{i}", _UNIFORM, (2 * E, 2 * E)),
+        self.param(f"bias_{i}", zeros, (2 * E,)),
+      )
       for i in range(self.config.blocks)
     ]
 
@@ -61,8 +65,8 @@ class ReDrafterNet(nn.Module):
   def mix(self, hidden: Array, state: Array) -> Array:
     """The target's state c and the recurrent one, both [B, W, E] -> [B, W, 2E]."""
     z = jnp.concatenate([hidden, state], -1)
-    for weight, bias in self.blocks:
-      z = z + nn.silu(linear(z, weight) + jnp.broadcast_to(bias, z.shape))
+    for w, bias in self.blocks:
+      z = z + nn.silu(linear(z, w) + jnp.broadcast_to(bias, z.shape))
     return z
 
 

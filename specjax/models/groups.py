@@ -20,6 +20,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from specjax.kernels import skinny
+from specjax.models.int8 import Int8
 
 GROUP = 32  # numbers whose low bits lie together
 
@@ -97,6 +98,22 @@ def quantise(x: Array, dtype: DTypeLike) -> Groups:
     offset_steps=none,
     zero=0,
     dtype=jnp.dtype(dtype),
+  )
+
+
+def of_rows(w: Int8) -> Groups:
+  """The same matrix [O, K] of values f32, whose scales are float16, for K a multiple of 32."""
+  O, K = w.shape
+  none = jnp.zeros((O, 0), jnp.int8)
+  return Groups(
+    low=w.rows,
+    high=none.astype(jnp.uint32),
+    scale=jnp.repeat(w.scale.astype(jnp.float16)[:, None], K // GROUP, axis=1),
+    offset=none.astype(jnp.float16),
+    scale_steps=none,
+    offset_steps=none,
+    zero=0,
+    dtype=jnp.dtype(jnp.float32),
   )
 
 

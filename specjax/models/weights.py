@@ -20,7 +20,6 @@ from specjax.models.panels import Panels
 Matrix = Array | Bfloat16 | Int8 | Groups | Panels
 """A weight [..., out, in], as `linear` and `lookup` take it."""
 
-_LEAST = 2**14
 WEIGHTS = ("float", "bfloat16", "int8", "int4", "native")
 ACTIVATIONS = ("float", "int8")
 
@@ -65,26 +64,16 @@ def dense(w: Matrix) -> Array:
   return (w.rows.astype(jnp.float32) * scale).astype(w.dtype)
 
 
-def in_8_bits(params: Params) -> Params:
-  """A tree of weights with its matrices of floats in 8 bits where they have 2^14 numbers or more;
-  stacks of matrices stay as they are."""
-
-  def each(x: Any) -> Any:
-    small = x.ndim != 2 or x.shape[0] * x.shape[1] < _LEAST
-    return x if small or not jnp.issubdtype(x.dtype, jnp.floating) else quantise(x, x.dtype)
-
-  return jax.tree.map(each, params, is_leaf=_is_matrix)
-
-
 def count_parameters(params: Any) -> int:
   """Numbers of a tree of weights, each once: neither scales nor a second form of rows count."""
-  return sum(math.prod(w.shape) for w in jax.tree.leaves(params, is_leaf=_is_matrix))
+  return sum(math.prod(w.shape) for w in jax.tree.leaves(params, is_leaf=has_own_form))
 
 
 def as_floats(params: Params) -> Params:
   """A tree of weights with their values, whatever form they have in memory."""
-  return jax.tree.map(dense, params, is_leaf=_is_matrix)
+  return jax.tree.map(dense, params, is_leaf=has_own_form)
 
 
-def _is_matrix(w: Any) -> bool:
+def has_own_form(w: Any) -> bool:
+  """Whether a weight is a `Matrix` that is no array."""
   return isinstance(w, Bfloat16 | Int8 | Groups | Panels)

@@ -12,10 +12,10 @@ import pytest
 
 from specjax import speculate
 from specjax.decoding.method import method as pair
-from specjax.heads import HEADS, drafting
+from specjax.heads import HEADS, drafting, few_bits
 from specjax.heads.base import Examples
 from specjax.heads.parallel import Frames
-from specjax.models import transformer, weights
+from specjax.models import transformer
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.sampling import Noise, Settings, request_keys
@@ -257,9 +257,9 @@ def test_a_gradient_reaches_every_trained_weight(name):
 @pytest.mark.full(but=["medusa", "ctc", "blockwise", "ppd", "mlp_speculator", "eagle3"])
 @pytest.mark.parametrize("name", HEADS)
 def test_matrices_may_be_in_8_bits(name, monkeypatch):
-  monkeypatch.setattr(weights, "_LEAST", 1)
+  monkeypatch.setattr(few_bits, "_LEAST", 1)
   made, params = head(name, True)
-  small = params | {"params": weights.in_8_bits(params["params"])}
+  small = few_bits.narrow(params, "int8", "float")
   drafter = drafting.drafter(made, Static(chain(made.depth)))
   method, own, tokens, length, request, capacity = asked(drafter, small, (5, 9))
 

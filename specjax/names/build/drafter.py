@@ -25,8 +25,8 @@ from specjax.drafters.retrieval.token_recycling import nothing, part_of_publishe
 from specjax.drafters.stateless import none
 from specjax.heads import drafting
 from specjax.heads.base import Head
+from specjax.heads.few_bits import narrow
 from specjax.models.compressed import drafting as drafting_target
-from specjax.models.weights import in_8_bits
 from specjax.names import grammar as spec
 from specjax.names.build.cache import config_of, make_cache
 from specjax.names.build.draft_model import build_draft_model
@@ -111,8 +111,7 @@ def _single(
   """A drafter of one part with its decorations, which may be `joined` to others."""
   if is_head(part.name):
     name, drafter, params = build_head(model, part, tree, draft_length)
-    # Beside few bits a head of floats would take as long as the model.
-    return name, drafter, params if model.weights in ("float", "bfloat16") else in_8_bits(params)
+    return name, drafter, narrow(params, model.weights, model.activations)
   if part.name in OF_PARTS:
     return OF_PARTS[part.name](model, part, tree, draft_length, joined)
   builder = builder_of(part.name)

@@ -1,0 +1,41 @@
+"""Heads whose matrices have 8 bits in memory, where products of those are quicker."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.base import Params
+from specjax.kernels import skinny
+from specjax.models import groups, panels
+from specjax.models.int8 import quantise
+from specjax.models.weights import Matrix, has_own_form
+
+_LEAST = 2**14  # numbers of a matrix that is worth it
+
+
+def narrow(params: Params, weights: str, activations: str) -> Params:
+  """A head's params with matrices [O, K] in 8 bits, for a target of such `weights` and
+  `activations`, see `names.load`.
+
+  Beside a target of few bits, a head of floats would take as long as the target: all its matrices
+  have 8 bits, and where the target's rows are rounded, so are the head's. That is another head,
+  which guesses alike; a verifier's text is the same with any. Beside floats only those matrices
+  have 8 bits whose values 8 bits hold exactly, as `checkpoints.heads.save` writes them, and only
+  where `kernels.skinny` multiplies them: their products keep their bits.
+  """
+  exact, quick = weights in ("float", "bfloat16"), skinny.available()
+
+  def each(x: Any) -> Matrix:
+    large = not has_own_form(x) and x.ndim == 2 and x.size >= _LEAST
+    if not large or not jnp.issubdtype(x.dtype, jnp.floating):
+      return x
+    if not quick or x.dtype != jnp.float32 or x.shape[1] % groups.GROUP:
+      return x if exact else quantise(x, x.dtype)
+    w = groups.of_rows(quantise(x, jnp.float16))
+    if exact:
+      return w if (groups.dense(w) == x).all() else x
+    return panels.packed(dataclasses.replace(w, rounds=True)) if activations == "int8" else w
+
+  return params if exact and not quick else jax.tree.map(each, params, is_leaf=has_own_form)
