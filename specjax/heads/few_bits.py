@@ -21,21 +21,18 @@ def narrow(params: Params, weights: str, activations: str) -> Params:
 
   Beside a target of few bits, a head of floats would take as long as the target: all its matrices
   have 8 bits, and where the target's rows are rounded, so are the head's. That is another head,
-  which guesses alike; a verifier's text is the same with any. Beside floats only those matrices
-  have 8 bits whose values 8 bits hold exactly, as `checkpoints.heads.save` writes them, and only
-  where `kernels.skinny` multiplies them: their products keep their bits.
+  which guesses alike; a verifier's text is the same with any. Beside floats nothing changes.
   """
-  exact, quick = weights in ("float", "bfloat16"), skinny.available()
 
   def each(x: Any) -> Matrix:
     large = not has_own_form(x) and x.ndim == 2 and x.size >= _LEAST
     if not large or not jnp.issubdtype(x.dtype, jnp.floating):
       return x
-    if not quick or x.dtype != jnp.float32 or x.shape[1] % groups.GROUP:
-      return x if exact else quantise(x, x.dtype)
+    if not skinny.available() or x.dtype != jnp.float32 or x.shape[1] % groups.GROUP:
+      return quantise(x, x.dtype)
     w = groups.of_rows(quantise(x, jnp.float16))
-    if exact:
-      return w if (groups.dense(w) == x).all() else x
     return panels.packed(dataclasses.replace(w, rounds=True)) if activations == "int8" else w
 
-  return params if exact and not quick else jax.tree.map(each, params, is_leaf=has_own_form)
+  if weights in ("float", "bfloat16"):
+    return params
+  return jax.tree.map(each, params, is_leaf=has_own_form)

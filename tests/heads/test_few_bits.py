@@ -82,7 +82,7 @@ def test_a_head_in_8_bits_guesses_as_its_values_do(name, one_cpu):
   params = built(name).init(jax.random.key(1), target_params())
   params |= {"params": jax.tree.map(in_8_bits, params["params"])}
   wide, exact, rounded = (
-    params, narrow(params, "float", "float"), narrow(params, "native", "int8")
+    params, narrow(params, "native", "float"), narrow(params, "native", "int8")
   )  # fmt: skip
   kinds = [
     {type(x) for x in jax.tree.leaves(p, is_leaf=lambda x: isinstance(x, Groups | Panels))}
@@ -97,8 +97,6 @@ def test_a_head_in_8_bits_guesses_as_its_values_do(name, one_cpu):
   assert np.abs(logits(name, rounded) - want).max() < 0.1 * np.abs(want).max()
 
 
-@pytest.mark.slow
-def test_values_that_8_bits_do_not_hold_stay_floats(one_cpu):
+def test_beside_floats_a_head_stays_as_it_is():
   params = {"params": {"w": jax.random.normal(jax.random.key(0), (128, 128))}}
-  assert narrow(params, "float", "float")["params"]["w"] is params["params"]["w"]
-  assert isinstance(narrow(params, "native", "int8")["params"]["w"], Panels)
+  assert narrow(params, "float", "float") is params
