@@ -13,6 +13,7 @@ from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints import (
   dflash,
+  domino,
   dspark,
   eagle,
   eagle3,
@@ -39,13 +40,14 @@ from specjax.models.transformer import target
 PUBLISHED = {
   "medusa": medusa, "hydra": hydra, "eagle": eagle, "eagle3": eagle3,
   "mlp_speculator": mlp_speculator, "dflash": dflash, "mtp": mtp,
-  "peagle": peagle, "dspark": dspark, "gemma4_assistant": gemma4_assistant,
+  "peagle": peagle, "dspark": dspark, "domino": domino, "gemma4_assistant": gemma4_assistant,
 }  # fmt: skip
 SPECFORGE = "specforge"  # of DSpark, which has another of its own name
 FORMATS = ("specjax", *PUBLISHED, speculators.FORM, SPECFORGE)
 # Formats whose other marks a trainer may leave out; no other has these architectures.
 NAMED = {"dflash": dflash.ARCHITECTURES, "peagle": peagle.ARCHITECTURES,
-         "dspark": dspark.ARCHITECTURES + dspark.SPECFORGE}  # fmt: skip
+         "dspark": dspark.ARCHITECTURES + dspark.SPECFORGE,
+         "domino": domino.ARCHITECTURES}  # fmt: skip
 TORCH = ("medusa", "hydra")  # whose programs load a file of torch
 
 

@@ -401,6 +401,7 @@ class Convert:
     "mtp",
     "peagle",
     "dspark",
+    "domino",
     "gemma4_assistant",
     "speculators",
     "specforge",

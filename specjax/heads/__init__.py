@@ -9,6 +9,7 @@ from specjax.heads.clover import CloverConfig, clover
 from specjax.heads.clover2 import Clover2Config, clover2
 from specjax.heads.ctc import CTCConfig, ctc
 from specjax.heads.dflash import DFlashConfig, dflash
+from specjax.heads.domino import DominoConfig, domino
 from specjax.heads.dspark import DSparkConfig, dspark
 from specjax.heads.eagle import EagleConfig, eagle
 from specjax.heads.eagle3 import Eagle3Config, eagle3
@@ -39,5 +40,6 @@ HEADS: dict[str, tuple[Callable[..., Head], type]] = {
   "jakiro": (jakiro, JakiroConfig), "griffin": (griffin, GriffinConfig),
   "dflash": (dflash, DFlashConfig), "pard": (pard, PARDConfig),
   "peagle": (peagle, PEagleConfig), "dspark": (dspark, DSparkConfig),
+  "domino": (domino, DominoConfig),
   "gemma4_assistant": (gemma4_assistant, Gemma4AssistantConfig),
 }  # fmt: skip

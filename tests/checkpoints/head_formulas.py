@@ -136,7 +136,7 @@ def mlp_speculator_logits(t, raw, target, hidden, hidden_layers, tokens, at):
     yield t[f"speculator.head.{i}.weight"] @ state
 
 
-def dflash_logits(t, raw, target, hidden, hidden_layers, tokens, at):
+def dflash_states(t, raw, target, hidden_layers, tokens, at):
   """The block of the root and its masks, of which each sees all and the text before the root."""
   epsilon, H, K = raw["rms_norm_eps"], raw["num_attention_heads"], raw["num_key_value_heads"]
   joint = np.concatenate(hidden_layers, -1)[: at + 1] @ t["fc.weight"].T
@@ -168,7 +168,23 @@ def dflash_logits(t, raw, target, hidden, hidden_layers, tokens, at):
     z = silu(z @ t[f"{name}.mlp.gate_proj.weight"].T) * (z @ t[f"{name}.mlp.up_proj.weight"].T)
     x = x + z @ t[f"{name}.mlp.down_proj.weight"].T
   first = 1 if "dflash_config" in raw else 0  # DeepSpec's root guesses, too
-  yield from rms(x[first:], epsilon, t["norm.weight"]) @ target["lm_head"].T
+  return rms(x[first:], epsilon, t["norm.weight"])
+
+
+def dflash_logits(t, raw, target, hidden, *rest):
+  yield from dflash_states(t, raw, target, *rest) @ target["lm_head"].T
+
+
+def domino_logits(t, raw, target, hidden, hidden_layers, tokens, at):
+  """DFlash's, corrected by a GRU over the root and the tokens after it."""
+  said, s = raw["dflash_config"], np.zeros(raw["dflash_config"]["gru_hidden_dim"])
+  for d, z in enumerate(dflash_states(t, raw, target, hidden_layers, tokens, at)):
+    x = np.split(t["prefix_gru.weight_ih_l0"] @ target["embedding"][tokens[at + 1 + d]], 3)
+    y = np.split(t["prefix_gru.weight_hh_l0"] @ s, 3)
+    reset, update = (1 / (1 + np.exp(-x[i] - y[i])) for i in (0, 1))
+    s = update * s + (1 - update) * np.tanh(x[2] + reset * y[2])
+    more = t["embed_proj.2.weight"] @ silu(t["embed_proj.0.weight"] @ np.concatenate([z, s]))
+    yield target["lm_head"] @ z + more * (d >= said["pure_draft_prefix_len"])
 
 
 def dspark_logits(t, raw, target, hidden, hidden_layers, tokens, at):

@@ -27,6 +27,7 @@ from specjax.decoding.decoder import Decoder
 from specjax.heads import HEADS, draft_vocabulary, drafting
 from specjax.heads.base import Examples
 from specjax.heads.dflash import DFlashConfig
+from specjax.heads.domino import DominoConfig
 from specjax.heads.dspark import DSparkConfig
 from specjax.heads.eagle import EagleConfig
 from specjax.heads.eagle3 import Eagle3Config
@@ -173,6 +174,17 @@ DSPARK_SHAPES = dflash_shapes(2) | {
   "confidence_head.proj.weight": (1, E + 5), "confidence_head.proj.bias": (1,),
   "embed_tokens.weight": (V, E), "lm_head.weight": (V, E),
 }  # fmt: skip
+# As SpecForge saves them.
+DOMINO = DFLASH | {
+  "architectures": ["DominoDraftModel"],
+  "dflash_config": DFLASH["dflash_config"] | {
+    "projector_type": "domino", "gru_hidden_dim": 5, "emb_dim": 3, "pure_draft_prefix_len": 1,
+    "shift_label": False},
+}  # fmt: skip
+DOMINO_SHAPES = dflash_shapes(2) | {
+  "prefix_gru.weight_ih_l0": (15, E), "prefix_gru.weight_hh_l0": (15, 5),
+  "embed_proj.0.weight": (3, E + 5), "embed_proj.2.weight": (V, 3),
+}  # fmt: skip
 PEAGLE = EAGLE3 | {
   "architectures": ["PEagleDraftModel"], "num_hidden_layers": 2, "num_depths": 4,
   "mask_token_id": 11, "norm_before_residual": True,
@@ -272,6 +284,10 @@ CASES = {
     "dspark", "model.safetensors", DSPARK, DSPARK_SHAPES,
     DSparkConfig(3, 2, (2, 5, 0), mlp_width=8, mask_token=13, rank=5),
   ),
+  "domino": Case(
+    "domino", "model.safetensors", DOMINO, DOMINO_SHAPES,
+    DominoConfig(3, 2, (2, 5, 4), mlp_width=8, mask_token=13, state=5, rank=3, plain=1),
+  ),
   "peagle": Case(
     "peagle", "model.safetensors", PEAGLE,
     PEAGLE_SHAPES | {"lm_head.weight": (W, E), "d2t": (W,), "t2d": (V,)},
@@ -292,7 +308,7 @@ CASES = {
   ),
 }  # fmt: skip
 HIDDEN_LAYERS = {"eagle3": (2, 4, 5), "peagle": (2, 4, 5), "dflash": (2, 5, 4),
-                 "dspark": (2, 5, 0)}  # fmt: skip
+                 "dspark": (2, 5, 0), "domino": (2, 5, 4)}  # fmt: skip
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from specjax.checkpoints import formats, hf
 from specjax.heads import drafting
 from specjax.heads.base import Examples
 from specjax.heads.dflash import DFlashConfig
+from specjax.heads.domino import DominoConfig
 from specjax.heads.dspark import DSparkConfig
 from specjax.heads.eagle3 import Eagle3Config
 from specjax.heads.peagle import PEagleConfig
@@ -33,6 +34,12 @@ FORGE = {
   "dspark, a confidence of the state": (
     "dspark", DSparkConfig(3, 2, (5,), mask_token=2, rank=3, confidence_of_token=False), None,
     NORMED,
+  ),
+  "domino": (
+    "domino", DominoConfig(3, 2, (7, 1), mask_token=2, state=6, rank=5, plain=1), None, NORMED
+  ),
+  "domino, the root guesses": (
+    "domino", DominoConfig(3, 2, (4,), mask_token=2, from_root=True), None, NORMED
   ),
 }  # fmt: skip
 CASES = {("speculators", name): x for name, x in test_speculators.OWN.items()}
@@ -205,8 +212,9 @@ def block_of_specforge(torch, model, D, base, monkeypatch, tokens, layers, last)
   head, embed = torch.nn.Linear(E, V, bias=False), torch.nn.Embedding(V, E)
   head.weight.data = torch.tensor(target["lm_head.weight"])
   embed.weight.data = torch.tensor(target["model.embed_tokens.weight"])
+  more = {"shift_label": model.shift_label} if name == "Domino" else {}
   trainer = getattr(trainers, f"Online{name}Model")(
-    model, head, embed, model.mask_token_id, model.block_size, "eager", len(AT)
+    model, head, embed, model.mask_token_id, model.block_size, "eager", len(AT), **more
   )
   anchors, said, odds, chance = torch.tensor(AT)[None] + 1, [], [], model.predict_confidence
   trainer._sample_anchor_positions = lambda *_: (anchors, anchors > 0)
