@@ -1,5 +1,6 @@
 """The examples are short, and run as their first lines say."""
 
+import ast
 import importlib.util
 import json
 import pathlib
@@ -95,3 +96,12 @@ def test_the_client_asks_a_server():
     thread.join(30)
   assert ran.returncode == 0, ran.stderr
   assert ran.stdout.count(" nats a token: ") == 2
+
+
+def test_prompts_are_functions_to_write_and_to_change(capsys, tmp_path):
+  out = tmp_path / "prompts.jsonl"
+  run(capsys, "code_prompts", out=str(out))
+  asked = [json.loads(line)["question"] for line in out.read_text().splitlines()]
+  assert len(set(asked)) == 400 and all(one.startswith("Write a ") for one in asked[::2])
+  for one in asked[1::2]:
+    ast.parse(one.split("```python\n")[1].removesuffix("```"))

@@ -31,6 +31,13 @@ def queries(heads: int, columns: int) -> int:
   return min(QUERIES, max(32, _NEAR // (heads * columns))) if platform() == "cpu" else QUERIES
 
 
+def _of_each(letters: str, x: Array, rows: Array) -> Array:
+  """Products of nodes with rows of their own, in float32."""
+  if platform() == "cpu":  # where XLA multiplies no 16 bits that share three axes
+    x, rows = x.astype(jnp.float32), rows.astype(jnp.float32)
+  return jnp.einsum(letters, x, rows, preferred_element_type=jnp.float32)
+
+
 def attend(
   q: Array,
   k: Array,
@@ -97,7 +104,7 @@ def attend(
     if rows.ndim == 4:
       return _times(q, rows, 3)
     of_each = q.reshape(B, K, H // K, N, -1)
-    return jnp.einsum("bkgnc,bknsc->bkgns", of_each, rows, preferred_element_type=jnp.float32)
+    return _of_each("bkgnc,bknsc->bkgns", of_each, rows)
 
   def scores(q: Array, keys: Array, values: Array, visible: Array) -> Array:
     s = product(q[..., D:] if with_values else q, keys)
@@ -112,7 +119,7 @@ def attend(
     p = p.astype(values.dtype)
     if values.ndim == 5:
       of_each = p.reshape(B, K, H // K, N, -1)
-      y = jnp.einsum("bkgns,bknsc->bkgnc", of_each, values, preferred_element_type=jnp.float32)
+      y = _of_each("bkgns,bknsc->bkgnc", of_each, values)
       return y.reshape(B, K, -1, D)
     return _times(p, values, 2)
 
