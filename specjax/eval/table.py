@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -27,11 +28,11 @@ def terminal(rows: Rows, caption: str = "", columns: int | None = None, bold: st
     box=box.SIMPLE_HEAD,
     pad_edge=False,
     collapse_padding=True,
-    caption=caption,
+    caption=escape(caption),
     caption_justify="left",
   )
   for i, name in enumerate(list(rows[0])[:columns]):
-    shown.add_column(name, justify="right" if i else "left", overflow="fold")
+    shown.add_column(Text(name), justify="right" if i else "left", overflow="fold")
   for row in rows:
     cells = [str(cell) for cell in row.values()]
     shown.add_row(*map(Text, cells[:columns]), style="bold" if cells[0] == bold else None)

@@ -33,6 +33,12 @@ def test_the_terminal_shows_the_first_columns():
   assert "a[b]" in said and "below" in said and "speed-up" in said and "of" not in said
 
 
+def test_brackets_are_no_markup():
+  sink, name = io.StringIO(), "eagle3[/a/head]"
+  Console(file=sink, width=60).print(table.terminal([{name: name}], "of [/bold]", bold=name))
+  assert sink.getvalue().count(name) == 2 and "of [/bold]" in sink.getvalue()
+
+
 def test_an_estimate_has_its_interval():
   assert table.estimate(1.234, (1.0, 2.0)) == "1.23 [1.00, 2.00]"
   assert table.estimate(1.234) == "1.23"
