@@ -16,7 +16,7 @@ from specjax.kernels.tree_attention import (
   tree_attention,
 )
 from specjax.models import ring
-from specjax.models.products import turned
+from specjax.models.products import turned, wide
 
 QUERIES = 512  # of a long text at a time, whose scores would otherwise fill the memory
 _NEAR = 2**20  # scores that a CPU's caches hold
@@ -29,13 +29,6 @@ def queries(heads: int, columns: int) -> int:
   third of the time, and its gradient half.
   """
   return min(QUERIES, max(32, _NEAR // (heads * columns))) if platform() == "cpu" else QUERIES
-
-
-def _of_each(letters: str, x: Array, rows: Array) -> Array:
-  """Products of nodes with rows of their own, in float32."""
-  if platform() == "cpu":  # where XLA multiplies no 16 bits that share three axes
-    x, rows = x.astype(jnp.float32), rows.astype(jnp.float32)
-  return jnp.einsum(letters, x, rows, preferred_element_type=jnp.float32)
 
 
 def attend(
@@ -104,7 +97,9 @@ def attend(
     if rows.ndim == 4:
       return _times(q, rows, 3)
     of_each = q.reshape(B, K, H // K, N, -1)
-    return _of_each("bkgnc,bknsc->bkgns", of_each, rows)
+    return jnp.einsum(
+      "bkgnc,bknsc->bkgns", *wide(of_each, rows), preferred_element_type=jnp.float32
+    )
 
   def scores(q: Array, keys: Array, values: Array, visible: Array) -> Array:
     s = product(q[..., D:] if with_values else q, keys)
@@ -119,7 +114,9 @@ def attend(
     p = p.astype(values.dtype)
     if values.ndim == 5:
       of_each = p.reshape(B, K, H // K, N, -1)
-      y = _of_each("bkgns,bknsc->bkgnc", of_each, values)
+      y = jnp.einsum(
+        "bkgns,bknsc->bkgnc", *wide(of_each, values), preferred_element_type=jnp.float32
+      )
       return y.reshape(B, K, -1, D)
     return _times(p, values, 2)
 

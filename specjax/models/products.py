@@ -44,3 +44,8 @@ def turned(x: Array) -> Array:
   if x.dtype == jnp.bfloat16 and platform() == "cpu" and jax.device_count() == 1:
     y = with_layout_constraint(y, Layout(tuple(range(y.ndim))))
   return y
+
+
+def wide(*arrays: Array) -> list[Array]:
+  """For products that share three axes, of which XLA on CPU has none of 16 bits."""
+  return [x.astype(jnp.float32) if platform() == "cpu" else x for x in arrays]

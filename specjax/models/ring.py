@@ -24,6 +24,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
+from specjax.models.products import wide
+
 AXIS = "sequence"
 TOGETHER = 512  # queries whose scores are in memory at a time
 
@@ -86,6 +88,7 @@ def attend(
 
 def _own(q: Array, k: Array, v: Array, cap: float | None) -> tuple[Array, Array]:
   """`_round` for keys [B, K, N, S, C] and values that one query each sees, all of them."""
+  q, k, v = wide(q, k, v)
   s = _scores("bkgnc,bknsc->bkgns", q, k, cap)
   total = jax.nn.logsumexp(s, axis=-1)
   p = jnp.exp(s - total[..., None]).astype(v.dtype)
