@@ -1,4 +1,4 @@
-"""Writes 400 prompts to train a head for code: functions of Python's library to write and change.
+"""Writes prompts to train a head for code: functions of Python's library to write and change.
 
 python examples/code_prompts.py
 """
@@ -14,6 +14,7 @@ import textwrap
 
 from specjax import command_line
 
+LIBRARY = pathlib.Path(sysconfig.get_paths()["stdlib"])
 ASKS = (
   "Add type annotations to this function and return the whole function.",
   "Add a one-line docstring to this function. Return the whole function.",
@@ -28,11 +29,11 @@ class Config:
   """What is written."""
 
   out: str = "code_prompts.jsonl"  # file of the prompts
+  count: int = 200  # of functions to write, and of functions to change
 
 
 def functions():
-  library = pathlib.Path(sysconfig.get_paths()["stdlib"])
-  for path in sorted([*library.glob("*.py"), *library.glob("*/*.py")], key=str):
+  for path in sorted([*LIBRARY.glob("*.py"), *LIBRARY.glob("*/*.py")], key=str):
     if not any(part in str(path) for part in ("/test", "site-packages", "idlelib")):
       lines = (text := path.read_text("utf8")).split("\n")
       for node in ast.walk(ast.parse(text)):
@@ -45,13 +46,12 @@ def main(config: Config) -> None:
   rng.shuffle(found)
   for node, source in found:
     says, names = ast.get_docstring(node) or "", [arg.arg for arg in node.args.args]
+    given = ", ".join(name for name in names if name not in ("self", "cls"))
     if 40 < len(says) < 260 and len(names) <= 4:
-      given = ", ".join(name for name in names if name not in ("self", "cls"))
       write.append(f"Write a Python function `{node.name}({given})`. {' '.join(says.split())}")
-    first, *others = source.split("\n")
-    if 120 < len(source) < 480 and 4 <= len(others) <= 13 and "self" not in first:
+    if 120 < len(source) < 480 and 4 <= source.count("\n") <= 13 and "self" not in names:
       change.append(f"{rng.choice(ASKS)}\n\n```python\n{source.strip()}\n```")
-  pairs = zip(write[:200], change[:200], strict=True)
+  pairs = list(zip(write, change, strict=False))[: config.count]
   lines = [json.dumps({"question": question}) for pair in pairs for question in pair]
   pathlib.Path(config.out).write_text("\n".join(lines) + "\n")
 

@@ -105,3 +105,13 @@ def test_prompts_are_functions_to_write_and_to_change(capsys, tmp_path):
   assert len(set(asked)) == 400 and all(one.startswith("Write a ") for one in asked[::2])
   for one in asked[1::2]:
     ast.parse(one.split("```python\n")[1].removesuffix("```"))
+
+
+def test_prompts_of_daily_use_are_many_and_of_all_kinds(capsys, tmp_path):
+  out = tmp_path / "prompts.jsonl"
+  run(capsys, "daily_prompts", out=str(out))
+  asked = [json.loads(line)["question"] for line in out.read_text().splitlines()]
+  assert len(set(asked)) == len(asked) > 800
+  records = [one for one in asked if "JSON" in one.split("\n")[-1]]
+  summaries = [one for one in asked if one.startswith("Summarise ")]
+  assert min(len(records), len(summaries), len(asked) - len(records) - len(summaries)) >= 200
