@@ -10,9 +10,10 @@ from specjax.base import Params
 from specjax.kernels import skinny
 from specjax.models import groups, panels
 from specjax.models.int8 import quantise
-from specjax.models.weights import Matrix, has_own_form
+from specjax.models.weights import Matrix, count_parameters, has_own_form
 
 _LEAST = 2**14  # numbers of a matrix that is worth it
+_LARGE = 2**24  # numbers of a head that no cache of a CPU holds as floats
 
 
 def narrow(params: Params, weights: str, activations: str) -> Params:
@@ -21,18 +22,21 @@ def narrow(params: Params, weights: str, activations: str) -> Params:
 
   Beside a target of few bits, a head of floats would take as long as the target: all its matrices
   have 8 bits, and where the target's rows are rounded, so are the head's. That is another head,
-  which guesses alike; a verifier's text is the same with any. Beside floats nothing changes.
+  which guesses alike; a verifier's text is the same with any. Beside floats only a large head on a
+  CPU changes, which is read from memory in every pass; its rows are rounded, too.
   """
+  floats = weights in ("float", "bfloat16")
+  rounds = floats or activations == "int8"
 
   def each(x: Any) -> Matrix:
     large = not has_own_form(x) and x.ndim == 2 and x.size >= _LEAST
     if not large or not jnp.issubdtype(x.dtype, jnp.floating):
       return x
     if not skinny.available() or x.dtype != jnp.float32 or x.shape[1] % groups.GROUP:
-      return quantise(x, x.dtype)
+      return x if floats else quantise(x, x.dtype)
     w = groups.of_rows(quantise(x, jnp.float16))
-    return panels.packed(dataclasses.replace(w, rounds=True)) if activations == "int8" else w
+    return panels.packed(dataclasses.replace(w, rounds=True)) if rounds else w
 
-  if weights in ("float", "bfloat16"):
+  if floats and not (skinny.available() and count_parameters(params) >= _LARGE):
     return params
   return jax.tree.map(each, params, is_leaf=has_own_form)

@@ -11,7 +11,7 @@ from specjax.checkpoints import eight_bits
 from specjax.heads import HEADS, drafting
 from specjax.heads.base import Examples
 from specjax.heads.few_bits import narrow
-from specjax.kernels import compiled
+from specjax.kernels import compiled, skinny
 from specjax.models import transformer
 from specjax.models.config import Config
 from specjax.models.groups import Groups
@@ -97,6 +97,14 @@ def test_a_head_in_8_bits_guesses_as_its_values_do(name, one_cpu):
   assert np.abs(logits(name, rounded) - want).max() < 0.1 * np.abs(want).max()
 
 
-def test_beside_floats_a_head_stays_as_it_is():
-  params = {"params": {"w": jax.random.normal(jax.random.key(0), (128, 128))}}
+@pytest.mark.parametrize(("size", "kind"), [(128, jax.Array), (4096, Panels)])
+def test_beside_floats_only_a_large_head_is_narrow(size, kind, one_cpu):
+  params = {"params": {"w": jnp.ones((size, size)), "bias": jnp.ones(size)}}
+  got = narrow(params, "float", "float")["params"]
+  assert isinstance(got["w"], kind) and got["bias"] is params["params"]["bias"]
+
+
+def test_without_a_compiler_a_head_beside_floats_stays_as_it_is(monkeypatch):
+  monkeypatch.setattr(skinny, "available", lambda: False)
+  params = {"params": {"w": jnp.ones((4096, 4096))}}
   assert narrow(params, "float", "float") is params
