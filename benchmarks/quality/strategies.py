@@ -6,7 +6,8 @@ Each record has a `question` and an `answer` whose last number is the right one,
 is right where its last number is that number; of lists:SEED:COUNT, where it answers the question.
 Of all runs of four tokens in the texts that a strategy returns for a question, of a search all
 beams or drafts, so many are different. Tokens are those of all samples and trials, of a search
-those of the best text, of switching those that `model` writes. Seconds are those of all questions,
+those of the best text, of switching those that `model` writes. Strategies that take one of the same
+samples share them, and the first of these has the seconds. Seconds are those of all questions,
 after the first one has been decoded once to compile. A run that was ended goes on with the
 strategies that are left, and one that is started again with more of them adds these.
 """
@@ -23,10 +24,11 @@ import numpy as np
 
 import specjax
 from specjax import checks, command_line, fingerprint
-from specjax.cli.arguments import Weights
+from specjax.cli.arguments import Activations, Weights
 from specjax.data import datastore, lists, resume
 from specjax.data.datastore import Datastore
 from specjax.data.sources import open_source
+from specjax.decoding.batching import Result
 from specjax.eval import metrics, prompts, report, table
 from specjax.names.load import Model
 from specjax.search.adadec_threshold import learned_threshold
@@ -53,8 +55,9 @@ class Config(prompts.Questions):
   # names of strategies; by default all of them
   strategies: tuple[str, ...] = ()
   weights: Weights = "float"  # how matrices lie in memory
+  activations: Activations = "float"  # what they are multiplied with
   drafter: str = "none"  # of all strategies but the searches, adadec and cntp
-  batch: int = 1  # rows decoded together by all but first_finish and the searches
+  batch: int = 1  # rows decoded together by all but the searches
   temperature: float = 0.8  # of those that sample
   samples: int = 8  # of each question, for those that take one of several; at most, for cntp
   typical_p: float = 0.9
@@ -75,14 +78,12 @@ def _decoded(decoder: specjax.Decoder, new: int, ids: Sequence[list[int]]) -> li
   return [Said(r.text, r.emitted, [r.tokens]) for r in decoder(ids, new)]
 
 
-def _best_of(
-  decoder: specjax.Decoder, n: int, new: int, select: str, hedged: bool, ids: Sequence[list[int]]
-) -> list[Said]:
-  every = specjax.search.best_of(decoder, ids, n, new, select=select, hedged=hedged)
-  return [
-    Said(best.result.text, sum(r.emitted for r in best.samples), [best.result.tokens])
-    for best in every
-  ]
+def _chosen(select: str, samples: Sequence[Result]) -> Said:
+  scores = SELECT[select](samples)
+  best = samples[int(np.argmax(scores))]
+  # The others are stopped where the first one ends.
+  counts = [best.emitted if select == "first_finish" else r.emitted for r in samples]
+  return Said(best.text, sum(counts), [best.tokens])
 
 
 def _searched(
@@ -145,9 +146,13 @@ def answerers(model: Model, config: Config) -> dict[str, Callable[[], Answer]]:
   def plain(**settings) -> Answer:
     return functools.partial(_decoded, decoder(batch=config.batch, **settings), new)
 
+  @functools.cache
+  def drawn(ids: tuple[tuple[int, ...], ...], hedged: bool) -> list[list[Result]]:
+    several, asked = decoder(temperature=T, batch=config.batch), list(map(list, ids))
+    return [x.samples for x in specjax.search.best_of(several, asked, n, new, hedged=hedged)]
+
   def best(select: str, hedged: bool = False) -> Answer:
-    rows = n if select == "first_finish" else config.batch  # which decodes a question alone
-    return functools.partial(_best_of, decoder(temperature=T, batch=rows), n, new, select, hedged)
+    return lambda ids: [_chosen(select, x) for x in drawn(tuple(map(tuple, ids)), hedged)]
 
   def search(groups: int) -> Answer:
     return functools.partial(_searched, model, config.beams, groups, new)
@@ -157,7 +162,7 @@ def answerers(model: Model, config: Config) -> dict[str, Callable[[], Answer]]:
     return functools.partial(_superposed, model, store, n, new)
 
   def switching() -> Answer:
-    small = specjax.load(str(config.small), weights=config.weights)
+    small = specjax.load(str(config.small), weights=config.weights, activations=config.activations)
     return functools.partial(_switching, small, model, config)
 
   return {
@@ -195,7 +200,7 @@ def _share(some, every):
 
 
 def main(config: Config) -> None:
-  model = specjax.load(config.model, weights=config.weights)
+  model = specjax.load(config.model, weights=config.weights, activations=config.activations)
   ids, right = asked(model, config)
   known = answerers(model, config)
   chosen = [checks.choice("strategies", x, known) for x in config.strategies or known]
