@@ -12,6 +12,7 @@ from specjax.diffusion.policies import (
   EndLast,
   Exploration,
   Filter,
+  Flight,
   Leap,
   Levels,
   Ranked,
@@ -113,6 +114,24 @@ def by_hierarchy(s, p):
   return out
 
 
+def by_flight(s, p):
+  blocks = [range(i, min(i + p.size, W)) for i in range(0, W, p.size)]
+  out: set[int] = set()
+  before = 1.0
+  for block in blocks:
+    if before < p.added:
+      break
+    inside = [i for i in block if s["block"][i]]
+    todo = [i for i in inside if s["open"][i]]
+    sure = [i for i in todo if s["confidence"][i] > p.least]
+    full = before >= p.active or block[0] == 0
+    out |= set(sure)
+    if not sure and full and todo:
+      out.add(max(todo, key=lambda i: (s["confidence"][i], -i)))
+    before = 1 - len(todo) / max(len(inside), 1)
+  return out
+
+
 def by_warm_up(s, k):
   return (
     set(np.flatnonzero(s["open"]))
@@ -138,6 +157,7 @@ CASES = {
   "entropy_bound": (np.float32(0.3), by_entropy_bound),
   "local_leap": (Leap(np.float32(0.9), np.float32(0.6), np.int32(2)), by_leap),
   "hierarchy": (Levels(np.float32(0.95), np.float32(0.5)), by_hierarchy),
+  "in_flight": (Flight(np.int32(3), np.float32(0.8), np.float32(0.3), np.float32(0.6)), by_flight),
   "warm_up": (np.int32(2), by_warm_up),
 }  # fmt: skip
 
@@ -192,6 +212,8 @@ def test_settings_in_which_policies_are_the_same():
     )
     above = of("threshold", f32(0.9))
     np.testing.assert_array_equal(of("hierarchy", Levels(f32(0.9), f32(1.0))), above)
+    whole = of("in_flight", Flight(np.int32(W), f32(0.9), f32(0.1), f32(1.0)))
+    assert subset(of("threshold", f32(0.9)), whole) and (whole.sum(1) >= 1).all()
     np.testing.assert_array_equal(of("warm_up", np.int32(0)), np.asarray(prediction.open))
     np.testing.assert_array_equal(of("warm_up", np.int32(9)), of("confidence", np.int32(1)))
 

@@ -8,6 +8,7 @@ from specjax.diffusion.policies.best import Quota, Ranked
 from specjax.diffusion.policies.editing import edit, remdm
 from specjax.diffusion.policies.end_last import EndLast, end_last
 from specjax.diffusion.policies.guided import Guide, guided_by
+from specjax.diffusion.policies.in_flight import Flight, in_flight
 from specjax.diffusion.policies.klass import Stable, klass
 from specjax.diffusion.policies.learned import Filter, learned
 from specjax.diffusion.policies.r2 import Redundancy, r2
@@ -16,8 +17,8 @@ from specjax.diffusion.policies.renoise import renoise, settled
 from specjax.diffusion.policies.threshold import Exploration, Leap, Levels, Threshold
 
 __all__ = [
-  "ADDED", "GUIDED", "POLICIES", "EndLast", "Exploration", "Filter", "Guide", "Leap", "Levels",
-  "Quota", "Ranked", "Redundancy", "Stable", "Threshold",
+  "ADDED", "GUIDED", "POLICIES", "EndLast", "Exploration", "Filter", "Flight", "Guide", "Leap",
+  "Levels", "Quota", "Ranked", "Redundancy", "Stable", "Threshold",
 ]  # fmt: skip
 
 POLICIES: dict[str, Callable[[], Policy]] = {
@@ -26,8 +27,8 @@ POLICIES: dict[str, Callable[[], Policy]] = {
   "factor": best.factor, "frechet": best.frechet,
   "entropy_threshold": threshold.entropy_threshold, "entropy_bound": best.entropy_bound,
   "local_leap": threshold.local_leap, "hierarchy": threshold.hierarchy, "warm_up": best.warm_up,
-  "klass": klass, "learned": learned, "explore": threshold.explore, "origin": schedule.origin,
-  "remdm": remdm, "wino": wino, "remask": remask,
+  "in_flight": in_flight, "klass": klass, "learned": learned, "explore": threshold.explore,
+  "origin": schedule.origin, "remdm": remdm, "wino": wino, "remask": remask,
 }  # fmt: skip
 
 # These take a second model and the mask: guided[gsm8k-7m].
