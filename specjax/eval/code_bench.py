@@ -19,6 +19,7 @@ from specjax.eval.bench import PLAIN
 from specjax.eval.code_tasks import CATEGORIES, Task
 from specjax.eval.interleaved import Runs
 from specjax.eval.options import Bench
+from specjax.eval.plots.categories import measured
 from specjax.eval.specbench_report import OVERALL
 from specjax.names.load import Model
 
@@ -155,7 +156,8 @@ def choose(
 
 
 def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
-  """Measures, or goes on measuring, and writes summary.json, results.jsonl and table.md.
+  """Measures, or goes on measuring, and writes the summary, results.jsonl, table.md
+  and a plot.
 
   Raises:
     ValueError: a number is below 1, a category or a method is unknown or given twice, no task fits
@@ -169,5 +171,5 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   directory, summary, runs = specbench.decode(model, config, chosen, out, left_out, FILE)
   records = list(judged(chosen, runs))
   summary["passed"] = _shares(records)
-  report.save(directory, summary, text(summary), None, records)
+  report.save(directory, summary, text(summary), {"speedup": measured(summary)}, records)
   return summary

@@ -99,6 +99,7 @@ def test_the_suite_is_a_command(model, tmp_path, capsys, monkeypatch):
   summary = json.loads((out / "summary.json").read_text())
   counts = {"overall": [1, 2], "json": [1, 2]}
   assert summary["passed"] == {"none": counts, "prompt_lookup-4": counts}
+  assert (out / "speedup.png").stat().st_size > 10_000
   lines = (out / "results.jsonl").read_text().splitlines()
   assert [json.loads(line)["passed"] for line in lines].count(True) == 2
 
