@@ -29,7 +29,7 @@ def copies(program: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.full(but=["committed"])
-@pytest.mark.parametrize("name", ["committed", "dual", "prefix", "similar", "delayed"])
+@pytest.mark.parametrize("name", ["committed", "dual", "prefix", "similar", "delayed", "elastic"])
 def test_the_loop_does_not_copy_the_cache(name):
   config = dataclasses.replace(CONFIG, block_length=W if name == "committed" else None)
   network = denoiser(config, 23)

@@ -35,6 +35,7 @@ EVERY_PASS = {
   "sliding": functools.partial(caches.sliding, every=1),
   "similar": functools.partial(caches.similar, prompt_every=1, answer_every=1),
   "delayed": functools.partial(caches.delayed, every=1),
+  "elastic": functools.partial(caches.elastic, drift=2.0),
   "scratchpad": functools.partial(caches.scratchpad, ahead=L, decay=0.0, scale=3.0, lengths=1),
   "similar, all turned": functools.partial(
     caches.similar, prompt_every=1, answer_every=1000, ratio=1.0
@@ -47,6 +48,7 @@ SOME_PASSES = {
   "free": functools.partial(caches.free, lengths=3),
   "sliding": functools.partial(caches.sliding, ahead=L, every=5),
   "delayed": functools.partial(caches.delayed, every=4, lengths=3),
+  "elastic": caches.elastic,
   # Exact in one layer because the first is always computed in full.
   "similar": functools.partial(
     caches.similar, prompt_every=7, answer_every=3, ratio=0.2, answers=18

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from specjax.diffusion.base import CanvasCache
 from specjax.diffusion.caches.committed import committed
 from specjax.diffusion.caches.delayed import delayed
+from specjax.diffusion.caches.elastic import elastic
 from specjax.diffusion.caches.frozen import dual, free, none, prefix, sliding, vicinity
 from specjax.diffusion.caches.scratchpad import scratchpad
 from specjax.diffusion.caches.shadow import shadow
@@ -12,8 +13,8 @@ from specjax.diffusion.caches.similar import similar
 
 CACHES: dict[str, Callable[..., CanvasCache]] = {
   "none": none, "dual": dual, "vicinity": vicinity, "prefix": prefix, "free": free,
-  "sliding": sliding, "similar": similar, "committed": committed, "delayed": delayed,
-  "shadow": shadow, "scratchpad": scratchpad,
+  "sliding": sliding, "similar": similar, "elastic": elastic, "committed": committed,
+  "delayed": delayed, "shadow": shadow, "scratchpad": scratchpad,
 }  # fmt: skip
 
 __all__ = ["CACHES", *CACHES]
