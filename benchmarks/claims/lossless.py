@@ -22,7 +22,7 @@ import jax
 
 import specjax
 from specjax import checks, command_line, fingerprint
-from specjax.cli.arguments import Weights
+from specjax.cli.arguments import Activations, Weights
 from specjax.data import resume
 from specjax.eval import metrics, prompts, report, table
 from specjax.eval.divergence import divergences
@@ -41,6 +41,7 @@ class Config(prompts.Questions):
   batches: tuple[int, ...] = (8, 1)  # batch sizes
   temperatures: tuple[float, ...] = (0.0, 0.8)  # 0 is greedy
   weights: Weights = "float"  # how matrices lie in memory
+  activations: Activations = "float"  # what they are multiplied with
   out: str = "results/lossless"
 
 
@@ -79,7 +80,7 @@ def answers(
 def main(config: Config) -> None:
   report.check(config, "batches")
   every = [checks.number("temperatures", t, 0) for t in config.temperatures]
-  model = specjax.load(config.model, weights=config.weights)
+  model = specjax.load(config.model, weights=config.weights, activations=config.activations)
   model = dataclasses.replace(model, stop=())  # all texts are of full length
   ids = [item.ids for item in config.evenly(model)]
   heads = [f"{name}-{nodes}" for name in catalogue.heads(model.name) for nodes in (8, 16)]
