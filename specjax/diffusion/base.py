@@ -164,8 +164,8 @@ class Denoiser(NamedTuple):
     block: None where every slot sees every other. Else the denoiser is causal over blocks of so
       many slots (static): slot i sees slot j of the N where j // block <= i // block. The window
       then begins and ends with blocks that divide these.
-    soften: (params, f32[..., V], probabilities) -> [..., E], soft embeddings; None where `evaluate`
-      reads none (static).
+    soften: (params, probabilities f32[B, N, V], step i32[B] as in `Prediction`) -> [B, N, E], soft
+      embeddings; None where `evaluate` reads none (static).
     encode: (params, tokens i32[B, N], position i32[B, N], seen bool[B, N], Earlier or None) -> kv
       of these N slots, each of which sees those before it. `evaluate` then reads no slot before the
       block but as `Earlier`. None where `evaluate` gives all keys and values.

@@ -151,7 +151,7 @@ def start(method: DenoiseMethod, weights: Weights, canvas: Canvas) -> DenoiseSta
     canvas = canvas._replace(tokens=jnp.where(canvas.masked, denoiser.mask, canvas.tokens))
   if denoiser.soften is not None:
     one = jax.ShapeDtypeStruct((B, L, denoiser.vocab_size), jnp.float32)
-    soft = jax.eval_shape(denoiser.soften, weights.denoiser, one)
+    soft = jax.eval_shape(denoiser.soften, weights.denoiser, one, canvas.end)
     canvas = canvas._replace(soft=jnp.zeros(soft.shape, soft.dtype))
   lo, zero = _next_block(method, canvas), jnp.zeros(B, jnp.int32)
   memory, transforms = _memories(method, B)
@@ -274,7 +274,8 @@ def act(
       logits, own = t.apply(params, own, logits, masked, state.step)
       memories.append(own)
     said = _said(method, logits, request, position, state.passes)
-    soft = denoiser.soften and denoiser.soften(weights.denoiser, jnp.exp(said.own))
+    probs = jnp.exp(said.own)
+    soft = denoiser.soften and denoiser.soften(weights.denoiser, probs, state.step)
     return said, soft, tuple(memories)
 
   def look_for(states: Array, position: Array, masked: Array, token: Array) -> Array:

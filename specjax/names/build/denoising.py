@@ -26,6 +26,7 @@ from specjax.diffusion.policies import ADDED, GUIDED, POLICIES, Filter, Guide
 from specjax.diffusion.reweight import Reweighted, autoregressive, check_beside, reweighted
 from specjax.diffusion.stopping import STOPPING
 from specjax.diffusion.transforms import TRANSFORMS
+from specjax.models.denoiser import smoothed
 from specjax.names import grammar
 from specjax.names.build.drafters import load_small, sharing
 from specjax.names.build.tokens import EachRow, tokens_of
@@ -59,6 +60,7 @@ DECORATIONS: dict[str, Mapping[str, Callable]] = {
   "blocks": BLOCKS, "cache": CACHES, "stopping": STOPPING, "transform": TRANSFORMS,
   "draws": DRAWS, "confidence": {"tempered": tempered},
   "guidance": {"guidance": Guided}, "reweighting": {"reweighted": reweighted},
+  "smoothing": {"smoothed": smoothed},
   "guesses": {"guesses": draft_verify.advance}, "student": {"student": student},
 }  # fmt: skip
 ANY_SUBSET: dict[str, Callable] = {"assd": any_subset.advance}  # loops in place of a policy
@@ -363,13 +365,17 @@ def build_denoising(model: Model, given: Any, **decorations: Any) -> Denoising:
 def _denoiser(
   model: Model, chosen: Mapping[str, Any], labels: dict[str, str]
 ) -> tuple[Denoiser, Callable[[Array, Array], Params]]:
-  """The denoiser, guided or reweighted where that is asked for, and its weights for a request."""
+  """The denoiser, guided, reweighted or smoothed where that is asked for, and its weights for a
+  request."""
   denoiser: Denoiser = model.denoiser
-  for kind in ("reweighting", "guidance"):
-    if denoiser.mask is None and chosen[kind] is not None:
+  other = [kind for kind in ("reweighting", "guidance", "smoothing") if chosen[kind] is not None]
+  for kind in other:
+    if denoiser.mask is None:
       raise ValueError(
         f"`{kind}` needs a mask token, which {model.name!r}, of uniform noise, lacks."
       )
+  if "smoothing" in other and len(other) > 1:
+    checks.refuse("smoothing", "smoothed", f"left out beside {other[0]}")
   if (part := chosen["reweighting"]) is not None:
     text = load_small(model, part)
     label, numbers = grammar.bind("policy", part, parameters(reweighted))
@@ -385,4 +391,8 @@ def _denoiser(
       return Guided(model.params, given, jnp.full(len(key), number, jnp.float32))
 
     return guided(denoiser), wrapped
+  if (part := chosen["smoothing"]) is not None and model.mask is not None:
+    labels["smoothing"], numbers = grammar.bind("smoothing", part, parameters(smoothed))
+    own = smoothed(model.config, model.mask, model.shift, **numbers)
+    return own, lambda given, key: model.params
   return denoiser, lambda given, key: model.params
