@@ -40,13 +40,13 @@ class Config:
 
 
 def main(config: Config) -> None:
-  rng, asked = random.Random(0), set()
+  rng, texts = random.Random(0), set()
   for path in pathlib.Path(sysconfig.get_paths()["stdlib"]).glob("*.py"):
     for says in re.findall(r'"""(.+?)"""', path.read_text("utf8"), re.DOTALL):
       for text in [" ".join(part.split()) for part in says.split("\n\n")]:
         if 240 < len(text) < 700:
-          asked.add(f"Summarise this text in two sentences.\n\n{text}")
-  asked = rng.sample(sorted(asked), 350)
+          texts.add(f"Summarise this text in two sentences.\n\n{text}")
+  asked = rng.sample(sorted(texts), 350)
   for i in range(700):
     form = FORMS[i % len(FORMS)]
     text = form.format(**{name: rng.choice(words.split("|")) for name, words in WORDS.items()})

@@ -87,7 +87,9 @@ def denoiser(config: Config, mask: int | None, shift: bool = False) -> Denoiser:
     cache, visible = None, None
     if earlier is not None:
       cache, visible = Cache(earlier.kv, jnp.zeros(B, jnp.int32)), earlier.visible
-    added = None if soft is None else jnp.where((tokens == mask)[..., None], soft, 0)
+    added = None
+    if soft is not None and mask is not None:
+      added = jnp.where(jnp.equal(tokens, mask)[..., None], soft, 0)
     features, kv = apply(
       params, tokens, position, sees, cache, visible=visible, added=added, method="features"
     )
