@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax.checkpoints import eight_bits
-from specjax.heads import HEADS, drafting
+from specjax.heads import HEADS, drafting, few_bits
 from specjax.heads.base import Examples
 from specjax.heads.few_bits import narrow
 from specjax.kernels import compiled, skinny
@@ -95,6 +95,18 @@ def test_a_head_in_8_bits_guesses_as_its_values_do(name, one_cpu):
   want = logits(name, wide)
   np.testing.assert_allclose(logits(name, exact), want, rtol=1e-5, atol=1e-5)
   assert np.abs(logits(name, rounded) - want).max() < 0.1 * np.abs(want).max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["float", "native"])
+def test_a_large_head_in_4_bits_guesses_alike(weights, one_cpu, monkeypatch):
+  params = built("eagle3").init(jax.random.key(1), target_params())
+  params |= {"params": jax.tree.map(in_8_bits, params["params"])}
+  wide = logits("eagle3", params)
+  monkeypatch.setattr(few_bits, "_LARGE", 1)
+  coarse = logits("eagle3", narrow(params, weights, "float"))
+  alike = [np.corrcoef(a, b)[0, 1] for a, b in zip(wide, coarse, strict=True)]
+  assert min(alike) > 0.95 and max(alike) < 0.99999
 
 
 @pytest.mark.parametrize(("size", "kind"), [(128, jax.Array), (4096, Panels)])
