@@ -34,7 +34,7 @@ def weights_of(seed: int) -> dict[str, np.ndarray]:
 
 
 UNIFORM = TABLE._replace(
-  mask=None, evaluate=evaluate, soften=lambda params, probs: probs @ params["embed"]
+  mask=None, evaluate=evaluate, soften=lambda params, probs, step: probs @ params["embed"]
 )
 MASKED = TABLE._replace(evaluate=evaluate)
 

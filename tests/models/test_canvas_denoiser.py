@@ -59,7 +59,7 @@ def logits_of(params, prompts, canvases, probs):
   place = jnp.broadcast_to(jnp.arange(P + N), (n, P + N))
   seen = jnp.ones((n, P + N), bool)
   kv = network.encode(params, prompts, place[:, :P], seen[:, :P])
-  soft = network.soften(params, probs)
+  soft = network.soften(params, probs, jnp.zeros(n, jnp.int32))
   states, _ = network.evaluate(
     params, canvases, place[:, P:], seen[:, P:], Earlier(kv, seen[:, :P]), soft
   )
