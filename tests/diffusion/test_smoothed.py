@@ -115,3 +115,9 @@ def test_smoothing_tells():
 def test_a_share_is_between_nothing_and_all(share):
   with pytest.raises(ValueError, match=r"`first` must be .*got"):
     smoothed(CONFIG, MASK, False, 0.3, share)
+
+
+@pytest.mark.parametrize("cache", [caches.similar, caches.elastic])
+def test_caches_of_single_layers_are_refused(cache):
+  with pytest.raises(ValueError, match="no guided or smoothed denoiser"):
+    cache(smoothed(CONFIG, MASK, False), W)

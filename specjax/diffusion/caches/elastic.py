@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.diffusion.base import Canvas, CanvasCache, Denoiser, Params
-from specjax.diffusion.caches.reuse import of_whole_canvas, put_heads, reading
+from specjax.diffusion.caches.reuse import pieces_of, put_heads, reading
 from specjax.models.cache import once
 from specjax.trees.structure import take_rows
 
@@ -113,13 +113,7 @@ def elastic(denoiser: Denoiser, window: int, drift: float = 0.9) -> CanvasCache:
   Raises:
     ValueError: a denoiser without pieces, or one that is causal over blocks.
   """
-  pieces, shift = denoiser.pieces, int(denoiser.shift)
-  of_whole_canvas(denoiser, "elastic")
-  if pieces is None:
-    raise ValueError(
-      "denoiser.pieces=None: the cache elastic goes through the layers one by one "
-      "and accepts no guided denoiser, nor one that is no network."
-    )
+  pieces, shift = pieces_of(denoiser, "elastic"), int(denoiser.shift)
 
   def init(params: Params, canvas: Canvas) -> ElasticState:
     def first(params: Params, tokens: Array) -> Kept:

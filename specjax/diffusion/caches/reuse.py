@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Canvas, CanvasCache, Denoiser, Earlier, Params
+from specjax.diffusion.base import Canvas, CanvasCache, Denoiser, Earlier, Params, Pieces
 from specjax.models.cache import once, renew, zero_after
 from specjax.trees.structure import rows_where, take_rows
 
@@ -31,6 +31,17 @@ def of_whole_canvas(denoiser: Denoiser, name: str) -> None:
       "`cache` must be none or committed for a denoiser that is causal over blocks of "
       f"{denoiser.block}, got {name!r}."
     )
+
+
+def pieces_of(denoiser: Denoiser, name: str) -> Pieces:
+  """Its layers; ValueError where they cannot be reached, or it is causal over blocks."""
+  of_whole_canvas(denoiser, name)
+  if denoiser.pieces is None:
+    raise ValueError(
+      f"denoiser.pieces=None: the cache {name} goes through the layers one by one "
+      "and accepts no guided or smoothed denoiser, nor one that is no network."
+    )
+  return denoiser.pieces
 
 
 def put_heads(old: Array, slot: Array, rows: Array, new: Array) -> Array:

@@ -22,7 +22,7 @@ import numpy as np
 from jax import Array
 
 from specjax.diffusion.base import Canvas, CanvasCache, Denoiser, Params, Pieces
-from specjax.diffusion.caches.reuse import of_whole_canvas, put_heads, reading
+from specjax.diffusion.caches.reuse import pieces_of, put_heads, reading
 from specjax.models.cache import once, zero_after
 from specjax.trees.structure import take_rows
 
@@ -157,13 +157,7 @@ def similar(
   Raises:
     ValueError: a denoiser without pieces, or a number out of range.
   """
-  pieces, shift = denoiser.pieces, int(denoiser.shift)
-  of_whole_canvas(denoiser, "similar")
-  if pieces is None:
-    raise ValueError(
-      "denoiser.pieces=None: the cache similar goes through the layers one by one "
-      "and accepts no guided denoiser, nor one that is no network."
-    )
+  pieces, shift = pieces_of(denoiser, "similar"), int(denoiser.shift)
   counts = (prompt_every, answer_every, 1 if answers is None else answers)
   if min(counts) < 1 or not 0 <= ratio <= 1:
     raise ValueError(
