@@ -1,9 +1,12 @@
 """The files of a run that may be killed at any moment and started again."""
 
+import contextlib
 import itertools
 import json
 import pathlib
-from collections.abc import Collection
+import shutil
+import sys
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from specjax import checks, fingerprint
@@ -39,6 +42,26 @@ def claim(directory: pathlib.Path, options: fingerprint.Key, free: Collection[st
         "same settings and data, or choose another directory."
       )
   write_json(file, options)
+
+
+@contextlib.contextmanager
+def unfinished(directory: pathlib.Path, options: fingerprint.Key) -> Iterator[pathlib.Path]:
+  """A folder for what a run has so far, which is removed when the run has ended.
+
+  What a killed run with the same options has left there stays. What one with others has left is
+  removed, and stderr says so.
+  """
+  place = directory / "unfinished"
+  place.mkdir(exist_ok=True)
+  try:
+    claim(place, options)
+  except ValueError:
+    print(f"{place} held a run with other settings, which is begun anew.", file=sys.stderr)
+    shutil.rmtree(place)
+    place.mkdir()
+    claim(place, options)
+  yield place
+  shutil.rmtree(place)
 
 
 def count_lines(path: pathlib.Path) -> int:

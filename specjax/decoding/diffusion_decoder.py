@@ -96,6 +96,11 @@ class DiffusionDecoder:
     self.batch, self.seed = batch, seed
     self._warm: set[tuple[int, bool]] = set()
 
+  @property
+  def parts(self) -> denoise.Weights:
+    """The weights of the method's parts, without those of the denoiser."""
+    return self._denoising.weights(1)._replace(denoiser=())
+
   def check_sampling(self, sampling: SamplingParams) -> None:
     """Raises ValueError for a temperature at which the method does not decode."""
     own, temperature = self._denoising.temperatures, sampling.temperature

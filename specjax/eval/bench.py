@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from specjax.data import resume
 from specjax.decoding.decoder import Decoder
 from specjax.eval import interleaved, metrics, optimal, report, table
 from specjax.eval.divergence import divergences
@@ -168,6 +169,9 @@ def rows(summary: dict[str, Any]) -> list[dict[str, object]]:
 def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
   """Measures, and writes the summary with results.jsonl, table.md and three plots.
 
+  Until that is written, each batch is kept when it has been decoded, and a run that was killed goes
+  on with the next.
+
   Raises:
     ValueError: a number is below 1, a prompt cannot be decoded, or a method is unknown or given
       twice. This is known before anything is decoded.
@@ -177,29 +181,33 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   decoders = make_decoders(model, config)
   directory = report.directory(out)
   ids = [item.ids for item in items]
-  runs = interleaved.decode(decoders, ids, config.max_new_tokens, config.repeats)
-  methods = {
-    k: figures(x, runs[PLAIN], items, config) | {"first": shortfall(model, k, x, items, config)}
-    for k, x in runs.items()
-  }
-  summary = report.summary(
-    config,
-    {
-      "model": model.label,
-      "network": dataclasses.asdict(model.config),
-      "parameters": count_parameters(model.params),
-      "prompts": len(items),
-      "methods": methods,
-    },
-  )
-  texts = [report.caption(summary), table.markdown(rows(summary)), FOOTNOTE]
-  plots = {"speedup": speed.speed_up(summary), "acceptance": trees.acceptance(summary)}
-  if config.verify_cost:
-    context = min(model.config.max_length // 2, 512)
-    cost = measure(model.target, model.params, context, batch=config.batch)
-    summary["verify_cost"] = cost._asdict()
-    texts.append(cost.markdown)
-    plots["verify_cost"] = trees.verify_cost(summary)
-  records = _records(runs, items, config.batch)
-  report.save(directory, summary, "\n\n".join(texts), plots, records)
+  weights = [x.weights.drafter for x in decoders.values()]
+  with resume.unfinished(directory, interleaved.ingredients(model, config, ids, weights)) as place:
+    runs = interleaved.decode(
+      decoders, ids, config.max_new_tokens, config.repeats, place / "batches.jsonl"
+    )
+    methods = {
+      k: figures(x, runs[PLAIN], items, config) | {"first": shortfall(model, k, x, items, config)}
+      for k, x in runs.items()
+    }
+    summary = report.summary(
+      config,
+      {
+        "model": model.label,
+        "network": dataclasses.asdict(model.config),
+        "parameters": count_parameters(model.params),
+        "prompts": len(items),
+        "methods": methods,
+      },
+    )
+    texts = [report.caption(summary), table.markdown(rows(summary)), FOOTNOTE]
+    plots = {"speedup": speed.speed_up(summary), "acceptance": trees.acceptance(summary)}
+    if config.verify_cost:
+      context = min(model.config.max_length // 2, 512)
+      cost = measure(model.target, model.params, context, batch=config.batch)
+      summary["verify_cost"] = cost._asdict()
+      texts.append(cost.markdown)
+      plots["verify_cost"] = trees.verify_cost(summary)
+    records = _records(runs, items, config.batch)
+    report.save(directory, summary, "\n\n".join(texts), plots, records)
   return summary

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.data import lists, parallelbench, parallelbench_score
+from specjax.data import lists, parallelbench, parallelbench_score, resume
 from specjax.data.parallelbench_score import Score
 from specjax.decoding.batching import Result, read
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
@@ -188,25 +188,28 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
     )
   ids, _ = read(model, [model.chat(q.messages) for q in asked], config.max_new_tokens)
   directory = report.directory(out)
-
-  runs = interleaved.decode(decoders, ids, config.max_new_tokens, config.repeats)
-  summary = report.summary(
-    config,
-    {
-      "model": model.label,
-      "prompts": len(asked),
-      "methods": {label: figures(model, asked, x) for label, x in runs.items()},
-    },
-  )
-  curves = {
-    task: {
-      k: ([m["tasks"][task]["passes"]], [m["tasks"][task]["accuracy"]])
-      for k, m in summary["methods"].items()
+  parts = [x.parts for x in decoders.values()]
+  with resume.unfinished(directory, interleaved.ingredients(model, config, ids, parts)) as place:
+    runs = interleaved.decode(
+      decoders, ids, config.max_new_tokens, config.repeats, place / "batches.jsonl"
+    )
+    summary = report.summary(
+      config,
+      {
+        "model": model.label,
+        "prompts": len(asked),
+        "methods": {label: figures(model, asked, x) for label, x in runs.items()},
+      },
+    )
+    curves = {
+      task: {
+        k: ([m["tasks"][task]["passes"]], [m["tasks"][task]["accuracy"]])
+        for k, m in summary["methods"].items()
+      }
+      for task in dict.fromkeys(q.task for q in asked)
     }
-    for task in dict.fromkeys(q.task for q in asked)
-  }
-  picture = denoising.accuracy(curves, f"{model.name}, {len(asked)} questions")
-  text, plots = table.markdown(rows(summary)), {"parallelbench": picture}
-  records = ({"method": k} | x for k, run in runs.items() for x in _records(model, asked, run))
-  report.save(directory, summary, text, plots, records)
+    picture = denoising.accuracy(curves, f"{model.name}, {len(asked)} questions")
+    text, plots = table.markdown(rows(summary)), {"parallelbench": picture}
+    records = ({"method": k} | x for k, run in runs.items() for x in _records(model, asked, run))
+    report.save(directory, summary, text, plots, records)
   return summary

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax import checks, fingerprint
+from specjax import checks
 from specjax.data import resume, spec_bench
 from specjax.data.spec_bench import Asked, Q
 from specjax.decoding.decoder import Decoder
@@ -234,19 +234,8 @@ def decode(
       **found,
     },
   )
-  machine = {k: v for k, v in about["machine"].items() if k != "load"}
-  resume.claim(
-    directory,
-    {
-      **about["config"],
-      "model": model.label,
-      "machine": machine,
-      "data_digest": fingerprint.digest([json.dumps(asked)]),
-      **model.ingredients(),
-      "drafters.weights": [fingerprint.of_weights(x.weights.drafter) for x in decoders.values()],
-    },
-    free=("prompts",),
-  )
+  weights = [x.weights.drafter for x in decoders.values()]
+  resume.claim(directory, interleaved.ingredients(model, config, asked, weights), free=("prompts",))
   batches = batched(asked, config.batch)
   answered = measure(decoders, batches, config, directory / file)
   runs = {

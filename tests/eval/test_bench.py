@@ -1,5 +1,6 @@
 """The benchmark on a tiny random model: what it writes, and that it counts what was decoded."""
 
+import dataclasses
 import json
 import types
 
@@ -127,6 +128,44 @@ def test_sampled_target_only_equals_plain_and_typical_is_marked(model, prompt_fi
   assert methods["prompt_lookup"]["lossy"] and not methods["prompt_lookup"]["must_equal_plain"]
   assert not methods["none"]["lossy"] and methods["prompt_lookup"]["first"] is None
   assert "prompt_lookup (LOSSY)" in (tmp_path / "lossy" / "table.md").read_text()
+
+
+def test_a_run_that_was_stopped_goes_on(model, prompt_file, tmp_path, monkeypatch, capsys):
+  """Three batches, two repeats and two methods are twelve calls, and what was whole is not called."""
+  config = bench.Config(
+    drafters=("prompt_lookup-4",), prompts=prompt_file, max_new_tokens=8, batch=2, repeats=2,
+    verify_cost=False,
+  )  # fmt: skip
+  decode, calls = specjax.Decoder.__call__, []
+
+  def run(config: bench.Config, out: str, stop: int = 0) -> dict:
+    calls.clear()
+
+    def counted(self, *args, **kwargs):
+      calls.append(self.name)
+      if len(calls) == stop:
+        raise KeyboardInterrupt
+      return decode(self, *args, **kwargs)
+
+    monkeypatch.setattr(specjax.Decoder, "__call__", counted)
+    return bench.run(model, config, tmp_path / out)["methods"]
+
+  def counts(methods: dict) -> dict:
+    return {
+      k: [m[x] for x in ("tau", "tokens", "passes", "divergences")] for k, m in methods.items()
+    }
+
+  alone = run(config, "alone")
+  assert len(calls) == 12
+  with pytest.raises(KeyboardInterrupt):
+    run(config, "stopped", stop=6)
+  assert counts(run(config, "stopped")) == counts(alone) and len(calls) == 8
+  assert not (tmp_path / "stopped" / "unfinished").exists() and not capsys.readouterr().out
+
+  with pytest.raises(KeyboardInterrupt):
+    run(config, "stopped", stop=12)
+  run(dataclasses.replace(config, max_new_tokens=9), "stopped")
+  assert len(calls) == 12 and "held a run with other settings" in capsys.readouterr().err
 
 
 @pytest.mark.slow
