@@ -19,7 +19,7 @@ import numpy as np
 
 import specjax
 from specjax import command_line, fingerprint
-from specjax.cli.arguments import Weights
+from specjax.cli.arguments import Activations, Weights
 from specjax.data import resume
 from specjax.eval import prompts, report, table
 from specjax.names.build.cache import DENSE
@@ -30,6 +30,7 @@ class Config(prompts.Questions):
   """What is compared."""
 
   weights: Weights = "float"  # how matrices lie in memory
+  activations: Activations = "float"  # what they are multiplied with
   caches: tuple[str, ...] = ("int8", "gear-4", "mustafar-0.5", "keyformer-0.5")
   batch: int = 8  # questions answered together
   long: int = 512  # tokens of a long question
@@ -46,7 +47,7 @@ def agreed(mine: list[int], dense: list[int]) -> int:
 
 def main(config: Config) -> None:
   report.check(config, "batch", "long")
-  model = specjax.load(config.model, weights=config.weights)
+  model = specjax.load(config.model, weights=config.weights, activations=config.activations)
   model = dataclasses.replace(model, stop=())  # all answers are of full length
   ids = sorted((item.ids for item in config.evenly(model)), key=len)
   kinds = {

@@ -52,11 +52,13 @@ Answer = Callable[[Sequence[list[int]]], list[Said]]
 class Config(prompts.Questions):
   """What is decoded, and how."""
 
-  # names of strategies; by default all of them
+  # names of strategies; by default all, where no cache and no verifier is named
   strategies: tuple[str, ...] = ()
   weights: Weights = "float"  # how matrices lie in memory
   activations: Activations = "float"  # what they are multiplied with
   drafter: str = "none"  # of all strategies but the searches, adadec and cntp
+  caches: tuple[str, ...] = ()  # each is one strategy more, greedy decoding over it
+  verifiers: tuple[str, ...] = ()  # and each of these one, greedy with `drafter`
   batch: int = 1  # rows decoded together by all but the searches
   temperature: float = 0.8  # of those that sample
   samples: int = 8  # of each question, for those that take one of several; at most, for cntp
@@ -176,6 +178,8 @@ def answerers(model: Model, config: Config) -> dict[str, Callable[[], Answer]]:
     "cntp": lambda: functools.partial(_cautious, model, T, n, new),
     "beam": functools.partial(search, 1),
     "diverse_beam": functools.partial(search, config.beams),
+    **{name: functools.partial(plain, cache=name) for name in config.caches},
+    **{name: functools.partial(plain, verifier=name) for name in config.verifiers},
     **({"superposed": superposed} if config.store else {}),
     **({"switching": switching} if config.small else {}),
   }
@@ -203,9 +207,11 @@ def main(config: Config) -> None:
   model = specjax.load(config.model, weights=config.weights, activations=config.activations)
   ids, right = asked(model, config)
   known = answerers(model, config)
-  chosen = [checks.choice("strategies", x, known) for x in config.strategies or known]
+  named = (*config.strategies, *config.caches, *config.verifiers)
+  chosen = [checks.choice("strategies", x, known) for x in named or known]
   out = report.directory(config.out)
-  same = {k: v for k, v in dataclasses.asdict(config).items() if k not in ("strategies", "out")}
+  may_grow = ("strategies", "caches", "verifiers", "out")
+  same = {k: v for k, v in dataclasses.asdict(config).items() if k not in may_grow}
   drafter = specjax.make_drafter(model, config.drafter)[1]
   same |= {
     "prompts": fingerprint.digest(map(str, ids)),
