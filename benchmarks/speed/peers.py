@@ -80,10 +80,11 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-  """A question as it is read: ids, and the text where it is asked in the chat template."""
+  """A question: its ids, its text where it is asked in the chat template, and its category."""
 
   ids: list[int]
   text: str | None
+  kind: str = ""
 
 
 def questions(model: specjax.Model, config: Config) -> list[Question]:
@@ -92,10 +93,10 @@ def questions(model: specjax.Model, config: Config) -> list[Question]:
     return [Question(item.ids, None) for item in items]
   if config.suite == "code":
     asked, _ = code_bench.choose(model, config.tasks, config.max_new_tokens, config.limit)
-    return [Question(model.chat(task.turns[0]), task.turns[0]) for task in asked]
-  known = specbench.fitting(model, spec_bench.read(config.prompts), config.max_new_tokens)
-  texts = [q.turns[0] for q in spec_bench.evenly(known, config.limit)]
-  return [Question(model.chat(text), text) for text in texts]
+  else:
+    known = specbench.fitting(model, spec_bench.read(config.prompts), config.max_new_tokens)
+    asked = spec_bench.evenly(known, config.limit)
+  return [Question(model.chat(q.turns[0]), q.turns[0], q.category) for q in asked]
 
 
 def in_float32(name: str) -> tuple[pathlib.Path, pathlib.Path | None]:
@@ -267,6 +268,19 @@ def figures(runs: Mapping[str, list[list[Run]]], name: str) -> dict[str, Any]:
   return found
 
 
+def by_kind(
+  runs: Mapping[str, list[list[Run]]], kinds: Sequence[str]
+) -> dict[str, dict[str, float]]:
+  """Milliseconds per token of every contender, by the category of each question."""
+  found = {}
+  for name, repeats in runs.items():
+    timed = np.array([r.timed for r in repeats[0]])
+    seconds = np.median([[r.seconds for r in x] for x in repeats], 0)
+    chosen = {kind: np.array(kinds) == kind for kind in dict.fromkeys(kinds)}
+    found[name] = {k: float(1e3 * seconds[x].sum() / timed[x].sum()) for k, x in chosen.items()}
+  return found
+
+
 def rows(summary: Mapping[str, Any]) -> table.Rows:
   """The table, plain decoding first of every program."""
   ours, found = next(iter(summary["contenders"])), []
@@ -300,6 +314,12 @@ def text(summary: Mapping[str, Any]) -> str:
     table.markdown(rows(summary)),
     FOOTNOTE,
   ]
+  if len(next(iter(summary["by_kind"].values()))) > 1:
+    shown = [
+      {"ms/token": name} | {kind: f"{ms:.1f}" for kind, ms in each.items()}
+      for name, each in summary["by_kind"].items()
+    ]
+    parts.append(table.markdown(shown))
   parts += [
     f"{k} reads {n} of {summary['prompts']} questions as the same ids."
     for k, n in summary["same_prompts"].items()
@@ -365,6 +385,7 @@ def main(config: Config) -> None:
     "config": options | {"batch": 1, "temperature": 0.0}, "model": config.model,
     "prompts": len(asked), "network": dataclasses.asdict(model.config),
     "parameters": model.size, "threads": report.cores(), "contenders": found,
+    "by_kind": by_kind(runs, [q.kind for q in asked]),
     "same_prompts": dict(same), "left_out": left_out,
   }  # fmt: skip
   whole = report.summary(config, summary, PACKAGES)

@@ -233,6 +233,7 @@ def summary(**divergences):
   return ABOUT | {
     "prompts": 2, "config": ABOUT["config"] | {"max_new_tokens": 3, "repeats": 2},
     "same_prompts": {"theirs": 2}, "left_out": {"another": "pip install another"},
+    "by_kind": SCRIPT.by_kind(RUNS, ["qa", "qa"]),
     "contenders": {
       k: m | {"float32": True, "divergences": divergences.get(k, [])} for k, m in figures.items()
     },
@@ -255,6 +256,12 @@ def test_the_table_and_what_it_says_below():
   assert "Left out: another (pip install another)." in said
   tie = SCRIPT.text(summary(theirs=[apart | {"margin": 2e-5}]))
   assert "2.0e-05" in tie and "more than a tie" not in tie
+
+
+def test_the_time_of_a_token_by_the_kind_of_a_question():
+  said = SCRIPT.text(summary() | {"by_kind": SCRIPT.by_kind(RUNS, ["edit", "chat"])})
+  assert "| specjax | 1500.0 | 2000.0 |" in said and "| theirs | 4000.0 | 4000.0 |" in said
+  assert "| ms/token | qa |" not in SCRIPT.text(summary())
 
 
 def test_bars_are_as_long_as_a_token_takes():
