@@ -91,6 +91,7 @@ def questions(model: specjax.Model, config: Config) -> list[Question]:
   if config.suite == "prompts":
     items = prompts.read(config.prompts, model, config.max_new_tokens, config.limit)
     return [Question(item.ids, None) for item in items]
+  asked: Sequence[spec_bench.Asked]
   if config.suite == "code":
     asked, _ = code_bench.choose(model, config.tasks, config.max_new_tokens, config.limit)
   else:

@@ -131,7 +131,7 @@ def test_sampled_target_only_equals_plain_and_typical_is_marked(model, prompt_fi
 
 
 def test_a_run_that_was_stopped_goes_on(model, prompt_file, tmp_path, monkeypatch, capsys):
-  """Three batches, two repeats and two methods are twelve calls, and what was whole is not called."""
+  """Three batches, two repeats and two methods make twelve calls, and what was whole makes none."""
   config = bench.Config(
     drafters=("prompt_lookup-4",), prompts=prompt_file, max_new_tokens=8, batch=2, repeats=2,
     verify_cost=False,
