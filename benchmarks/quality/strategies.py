@@ -178,8 +178,8 @@ def answerers(model: Model, config: Config) -> dict[str, Callable[[], Answer]]:
     "cntp": lambda: functools.partial(_cautious, model, T, n, new),
     "beam": functools.partial(search, 1),
     "diverse_beam": functools.partial(search, config.beams),
-    **{name: functools.partial(plain, cache=name) for name in config.caches},
-    **{name: functools.partial(plain, verifier=name) for name in config.verifiers},
+    **{f"cache {x}": functools.partial(plain, cache=x) for x in config.caches},
+    **{f"verifier {x}": functools.partial(plain, verifier=x) for x in config.verifiers},
     **({"superposed": superposed} if config.store else {}),
     **({"switching": switching} if config.small else {}),
   }
@@ -207,7 +207,9 @@ def main(config: Config) -> None:
   model = specjax.load(config.model, weights=config.weights, activations=config.activations)
   ids, right = asked(model, config)
   known = answerers(model, config)
-  named = (*config.strategies, *config.caches, *config.verifiers)
+  caches = (f"cache {x}" for x in config.caches)
+  verifiers = (f"verifier {x}" for x in config.verifiers)
+  named = (*config.strategies, *caches, *verifiers)
   chosen = [checks.choice("strategies", x, known) for x in named or known]
   out = report.directory(config.out)
   may_grow = ("strategies", "caches", "verifiers", "out")

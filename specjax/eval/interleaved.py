@@ -67,14 +67,14 @@ def turns(
 
 
 def ingredients(
-  model: Model, config: Any, asked: Sequence[Any], methods: Sequence[Any]
+  model: Model, config: Any, asked: Sequence[Any], weights: Sequence[Any]
 ) -> fingerprint.Key:
   """What a run that was killed must share with one that goes on: all but the machine's load.
 
   Args:
     config: of the run, a dataclass.
     asked: what was asked, of whatever JSON can say.
-    methods: the weights of each.
+    weights: those of each method.
   """
   machine = report.environment()["machine"]
   return {
@@ -83,7 +83,7 @@ def ingredients(
     "machine": {k: v for k, v in machine.items() if k != "load"},
     "data_digest": fingerprint.digest([json.dumps(asked)]),
     **model.ingredients(),
-    "drafters.weights": [fingerprint.of_weights(x) for x in methods],
+    "drafters.weights": [fingerprint.of_weights(x) for x in weights],
   }
 
 
