@@ -335,6 +335,13 @@ def _give_back() -> None:
     ctypes.CDLL(None).malloc_trim(0)
 
 
+def rounding(model: Model, mesh: Mesh | None = None) -> Model:
+  """The model, loaded with few bits, as `load(..., activations="int8")` has it; it is used up."""
+  if not (params := with_rounding(model.params)):
+    checks.refuse("activations", "int8", f"float for {model.name}, whose file has no few bits")
+  return dataclasses.replace(model, params=params if mesh else laid_out(params), activations="int8")
+
+
 @switches.hold
 def load(
   name: str = DEFAULT_MODEL,
@@ -397,13 +404,12 @@ def load(
       "weights float widens them).",
       file=sys.stderr,
     )
+  model = Model(name, **found._asdict(), dtype=dtype, weights=weights)
+  del found
   if activations == "int8":
-    if not (params := with_rounding(found.params)):
-      checks.refuse("activations", activations, f"float for {name}, whose file has no few bits")
-    found = found._replace(params=params if mesh else laid_out(params))
+    model = rounding(model, mesh)
   if weights == "native":
     _give_back()
-  model = Model(name, **found._asdict(), dtype=dtype, weights=weights, activations=activations)
   if template is not None:
     model = dataclasses.replace(model, template=_template(model, template))
   if skipping is None:

@@ -128,6 +128,28 @@ def test_a_draft_model_of_floats_goes_with_a_file_of_few_bits(tmp_path):
   assert load_small(target, Part("draft_model", text=file), bridged=True).weights == "native"
 
 
+@pytest.mark.parametrize(
+  ("kinds", "quick", "alike", "stored"),
+  [
+    (first_type, True, False, ("native", "int8")),
+    (first_type, True, True, ("float", "float")),
+    (first_type, False, False, ("float", "float")),
+    (floats, True, False, ("float", "float")),
+  ],
+)
+def test_a_draft_model_beside_floats_keeps_its_few_bits(
+  kinds, quick, alike, stored, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setattr(skinny, "available", lambda: quick)
+  metadata, tensors = read_directory(FIXTURES / "llama1", "llama")
+  file = str(write(tmp_path / "m.gguf", "llama", metadata, tensors, kinds))
+  part = Part("draft_model", text=file)
+  small = load_small(load("gsm8k-7m"), part, bridged=True, alike=alike)
+  assert (small.weights, small.activations) == stored
+  said = f"{file}: drafts with activations of 8 bits; no exact text changes.\n"
+  assert (said in capsys.readouterr().err) == (stored[1] == "int8")
+
+
 def test_activations_of_8_bits_need_a_file_of_few_bits(tmp_path):
   metadata, tensors = read_directory(FIXTURES / "llama1", "llama")
   options = dict(weights="native", activations="int8")

@@ -186,7 +186,7 @@ def _policy(model: Model, given: Any) -> tuple[str, Policy, Params]:
         f"`policy` must have no addition with + after {first.name}, which commits from left to "
         f"right what its model approves, got {given!r}."
       )
-    guide = load_small(model, first)
+    guide = load_small(model, first, alike=True)
     fixed, own = (guide.target, model.mask), {"model": guide.params}
   if isinstance(builder, Policy):
     _, policy, params = _open("policy", builder, Policy)
@@ -377,7 +377,7 @@ def _denoiser(
   if "smoothing" in other and len(other) > 1:
     checks.refuse("smoothing", "smoothed", f"left out beside {other[0]}")
   if (part := chosen["reweighting"]) is not None:
-    text = load_small(model, part)
+    text = load_small(model, part, alike=True)
     label, numbers = grammar.bind("policy", part, parameters(reweighted))
     labels["reweighting"] = label
     weighed = reweighted(denoiser, autoregressive(text.target), **numbers)

@@ -6,6 +6,7 @@ their unions and choices by `build.drafter`.
 
 import dataclasses
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,7 +35,7 @@ from specjax.models.exits import sorted_exits
 from specjax.names import grammar
 from specjax.names.build.tree import FILE
 from specjax.names.grammar import Part
-from specjax.names.load import Model, has_few_bits, load
+from specjax.names.load import Model, has_few_bits, load, rounding
 from specjax.trees import TREES, Static
 from specjax.trees import load as load_tree
 from specjax.trees.prompt_token_budget import allocate
@@ -182,35 +183,46 @@ def words(model: Model) -> int:
   return V - 1 if model.mask == V - 1 else V
 
 
+def _loaded(name: str, model: Model, alike: bool) -> Model:
+  """See `load_small`."""
+  mesh = jax.sharding.get_mesh()
+  place = None if mesh.empty else mesh
+  if model.weights == "float" and not alike:
+    small = load(name, model.dtype, mesh=place)
+    if small.weights == "native":
+      small = rounding(small)
+      print(f"{name}: drafts with activations of 8 bits; no exact text changes.", file=sys.stderr)
+    return small
+  if model.weights == "native" and not has_few_bits(name):
+    return load(name, model.dtype, mesh=place, weights="float")
+  return load(name, model.dtype, mesh=place, weights=model.weights, activations=model.activations)
+
+
 def load_small(
   model: Model,
   part: Part,
   given: Model | None = None,
   causal: bool = True,
   bridged: bool = False,
+  alike: bool = False,
 ) -> Model:
   """The model that a part names, loaded as `model` is, whose vocabulary it must share.
 
-  Where `model` keeps the few bits of its file and this one's has none, it has floats. One of both
-  may have a mask token after its last word, which it never says.
+  Where `model` keeps the few bits of its file and this one's has none, it has floats. Where `model`
+  has floats and this one's file few bits, it keeps these and rounds what they multiply to 8 bits if
+  that is quick here, see `load`: drafts are others then, the text is not. One of both may have a
+  mask token after its last word, which it never says.
 
   Args:
     bridged: whether its vocabulary may be another, see `build.bridge`.
+    alike: whether it has floats where `model` has, as the text depends on them.
 
   Raises:
     ValueError: it does not, or it is of masked diffusion and no denoiser is asked for.
   """
   if given is None:
     name = grammar.text_of(part, "a model", hint=", a zoo name or directory")
-    mesh = jax.sharding.get_mesh()
-    kept = {"weights": model.weights, "activations": model.activations}
-    if model.weights == "native" and not has_few_bits(name):
-      kept = {"weights": "float"}
-    given = (
-      model
-      if name == model.name
-      else load(name, model.dtype, mesh=None if mesh.empty else mesh, **kept)
-    )
+    given = model if name == model.name else _loaded(name, model, alike)
   small = given
   if causal and not small.config.causal:
     raise ValueError(
