@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 from jax import Array
+from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import DictKey
 
@@ -29,11 +30,12 @@ _FUSED = {
   "qk": ("q", "k"),
   "gate_up": ("gate", "up"),
 }
+_OF_EXPERTS = "expert_gate_up", "expert_down"
 _OF_WEIGHT = (
   {"embedding": COLUMNS, "lm_head": COLUMNS, "out": ROWS, "down": ROWS}
   | dict.fromkeys(("q", "k", "v", "q_bias", "k_bias", "v_bias", "gate", "up"), COLUMNS)
   | dict.fromkeys(("q_up", "kv_up"), COLUMNS)  # of latents
-  | dict.fromkeys(("expert_gate_up", "expert_down"), PartitionSpec("model"))  # [X, out, in]
+  | dict.fromkeys(_OF_EXPERTS, PartitionSpec("model"))  # [X, out, in]
   | dict.fromkeys(("expert_gate_up_bias", "expert_down_bias"), PartitionSpec("model"))  # [X, out]
   | dict.fromkeys(("fc", "projection"), ROWS)  # of heads, from the target's states
 )
@@ -109,18 +111,29 @@ def apart(name: str) -> tuple[str, ...]:
   return tuple(part + bias for part in _FUSED.get(kind, (kind,)))
 
 
-def of_weight(name: str, shape: Sequence[int], mesh: Mesh) -> NamedSharding:
-  """How a weight of `split` is spread; norms and odd sizes lie whole on every device."""
+def of_weight(name: str, shape: Sequence[int], mesh: Mesh) -> NamedSharding | Format:
+  """How a weight of `split` is spread; norms and odd sizes lie whole on every device.
+
+  On TPUs the outputs of experts are their last axis in memory, as `lax.ragged_dot` reads them:
+  the compiler would store them a second time.
+  """
   spec = PartitionSpec(*_OF_WEIGHT.get(name, ())[: len(shape)])  # a scale has the outputs alone
   sizes = zip(spec, shape, strict=False)  # a spec may be short
   divides = all(axis is None or n % mesh.shape[axis] == 0 for axis, n in sizes)
-  return NamedSharding(mesh, spec if divides else PartitionSpec())
+  place = NamedSharding(mesh, spec if divides else PartitionSpec())
+  if name in _OF_EXPERTS and len(shape) == 3 and _on_tpus(mesh):
+    return Format(Layout((0, 2, 1)), place)
+  return place
+
+
+def _on_tpus(mesh: Mesh) -> bool:
+  return mesh.devices.flat[0].platform == "tpu"
 
 
 def of_params(params: Params, mesh: Mesh) -> Any:
-  """A NamedSharding for each weight of `split`."""
+  """A NamedSharding for each weight of `split`, or a Format, see `of_weight`."""
 
-  def of(path, x) -> NamedSharding:
+  def of(path, x) -> NamedSharding | Format:
     names = [step.key for step in path if isinstance(step, DictKey)]
     return of_weight(names[-1], x.shape, mesh)
 
@@ -154,7 +167,7 @@ def of_head(params: Params, mesh: Mesh) -> Any:
   as the target's are. All else is small and lies whole on every device.
   """
 
-  def of(path, x) -> NamedSharding:
+  def of(path, x) -> NamedSharding | Format:
     names = [step.key for step in path if isinstance(step, DictKey)]
     layer = "lora" not in names and any(name.startswith("layer_") for name in names)
     shape = x.shape if layer or names[-1] in _OF_HEAD else ()
@@ -178,8 +191,7 @@ def compiler_options(mesh: Mesh) -> dict[str, str]:
   A TPU then gathers weights in steps, which are fused with products; without, it waits for them.
   GPUs do so by themselves.
   """
-  on_tpus = mesh.size > 1 and mesh.devices.flat[0].platform == "tpu"
-  return dict.fromkeys(_IN_STEPS, "true") if on_tpus else {}
+  return dict.fromkeys(_IN_STEPS, "true") if mesh.size > 1 and _on_tpus(mesh) else {}
 
 
 def check_mesh(mesh: Mesh) -> None:

@@ -6,10 +6,14 @@ import pathlib
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax.eval import compiled
 from specjax.kernels import topology
+from specjax.models import experts, sharding
 
 FOLDER = pathlib.Path(__file__).parents[2] / "benchmarks" / "compile"
 
@@ -101,6 +105,34 @@ def test_a_denoisers_loop_copies_no_cache(tmp_path, model, cache, chips):
   cell = report("denoising_loop.py", chips, tmp_path, *options)
   assert cell["cache_bytes"] > 0
   assert cell["cache_copies"] == 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lies", [True, False])
+def test_a_tpu_keeps_experts_once_where_their_weights_lie_as_it_reads_them(lies):
+  reason = topology.absent("v5p:1")
+  if reason is not None:
+    pytest.skip(reason)
+  X, E, F, R, k = 16, 2816, 704, 256, 8  # DiffusionGemma's, of one chip of eight
+  mesh = topology.mesh("v5p:1")
+  whole = NamedSharding(mesh, PartitionSpec())
+  weights = {"expert_gate_up": (X, 2 * F, E), "expert_down": (X, E, F)}
+  places = {k: sharding.of_weight(k, x, mesh) if lies else whole for k, x in weights.items()}
+
+  def shape(*sizes: int, dtype=jnp.bfloat16, place=whole):
+    return jax.ShapeDtypeStruct(sizes, dtype, sharding=place)
+
+  def loop(x, chosen, gate_up, down, rounds):
+    def turn(_, x):
+      return experts.grouped(x, chosen, gate_up, down, experts.geglu).astype(x.dtype)
+
+    return jax.lax.fori_loop(0, rounds, turn, x)
+
+  chosen = experts.Chosen(shape(R, k, dtype=jnp.int32), shape(R, k, dtype=jnp.float32))
+  own = [shape(*x, place=places[name]) for name, x in weights.items()]
+  with jax.set_mesh(mesh):
+    lowered = jax.jit(loop).lower(shape(R, E), chosen, *own, shape(dtype=jnp.int32))
+  assert compiled.copies(lowered.compile().as_text(), f"{X},{2 * F},{E}") == (0 if lies else 1)
 
 
 @pytest.mark.parametrize(
