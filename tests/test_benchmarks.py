@@ -173,10 +173,6 @@ ERRORS = [
   ("benchmarks/speed/few_rows.py --nodes 0", "`nodes` must be between 1 and 2147483647, got 0."),
   ("benchmarks/speed/bakeoff.py --heads absent", "heads='absent'"),
   (
-    "benchmarks/speed/capacity.py --capacity 8 8",
-    "`capacity` must be two numbers of at least 264, the text's .. got 8 and 8.",
-  ),
-  (
     "benchmarks/speed/denoising_pass.py --canvas 64",
     "`block` must be at most 32, half of the canvas, got 64.",
   ),
