@@ -128,7 +128,7 @@ def adadec(
 
   Prompts are answered one after the other; see the head of this file.
 
-  Measured: 1.5 % right (strategies)
+  Measured: 30.0 % right (strategies)
 
   Args:
     model: causal.

