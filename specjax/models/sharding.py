@@ -111,16 +111,21 @@ def apart(name: str) -> tuple[str, ...]:
   return tuple(part + bias for part in _FUSED.get(kind, (kind,)))
 
 
+def _spread(name: str, shape: Sequence[int], mesh: Mesh) -> NamedSharding:
+  """How a weight of `split` is spread; norms and odd sizes lie whole on every device."""
+  spec = PartitionSpec(*_OF_WEIGHT.get(name, ())[: len(shape)])  # a scale has the outputs alone
+  sizes = zip(spec, shape, strict=False)  # a spec may be short
+  divides = all(axis is None or n % mesh.shape[axis] == 0 for axis, n in sizes)
+  return NamedSharding(mesh, spec if divides else PartitionSpec())
+
+
 def of_weight(name: str, shape: Sequence[int], mesh: Mesh) -> NamedSharding | Format:
-  """How a weight of `split` is spread; norms and odd sizes lie whole on every device.
+  """How a weight of `split` is spread, an array by itself.
 
   On TPUs the outputs of experts are their last axis in memory, as `lax.ragged_dot` reads them:
   the compiler would store them a second time.
   """
-  spec = PartitionSpec(*_OF_WEIGHT.get(name, ())[: len(shape)])  # a scale has the outputs alone
-  sizes = zip(spec, shape, strict=False)  # a spec may be short
-  divides = all(axis is None or n % mesh.shape[axis] == 0 for axis, n in sizes)
-  place = NamedSharding(mesh, spec if divides else PartitionSpec())
+  place = _spread(name, shape, mesh)
   if name in _OF_EXPERTS and len(shape) == 3 and _on_tpus(mesh):
     return Format(Layout((0, 2, 1)), place)
   return place
@@ -135,7 +140,8 @@ def of_params(params: Params, mesh: Mesh) -> Any:
 
   def of(path, x) -> NamedSharding | Format:
     names = [step.key for step in path if isinstance(step, DictKey)]
-    return of_weight(names[-1], x.shape, mesh)
+    alone = isinstance(path[-1], DictKey)  # else a part of a matrix in few bits
+    return (of_weight if alone else _spread)(names[-1], x.shape, mesh)
 
   return jax.tree_util.tree_map_with_path(of, params)
 

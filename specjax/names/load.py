@@ -335,11 +335,26 @@ def _give_back() -> None:
     ctypes.CDLL(None).malloc_trim(0)
 
 
-def rounding(model: Model, mesh: Mesh | None = None) -> Model:
+def _rounding(model: Model, mesh: Mesh | None = None) -> Model:
   """The model, loaded with few bits, as `load(..., activations="int8")` has it; it is used up."""
   if not (params := with_rounding(model.params)):
     checks.refuse("activations", "int8", f"float for {model.name}, whose file has no few bits")
   return dataclasses.replace(model, params=params if mesh else laid_out(params), activations="int8")
+
+
+@switches.hold
+def load_quick(name: str, dtype: DTypeLike, mesh: Mesh | None) -> Model:
+  """A model for drafts alone: few bits of a GGUF file, with activations of 8 bits, where these are
+  quick here, see `load`, and else floats. A line on stderr says so."""
+  found, weights = _read(resolve(name), dtype, None, mesh)
+  model = Model(name, **found._asdict(), dtype=dtype, weights=weights)
+  del found
+  if weights == "native":
+    model = _rounding(model, mesh)
+    _give_back()
+    said = "drafts in the few bits of its file, with activations of 8 bits: this is quicker here"
+    print(f"{name}: {said}, and no exact text changes.", file=sys.stderr)
+  return model
 
 
 @switches.hold
@@ -407,7 +422,7 @@ def load(
   model = Model(name, **found._asdict(), dtype=dtype, weights=weights)
   del found
   if activations == "int8":
-    model = rounding(model, mesh)
+    model = _rounding(model, mesh)
   if weights == "native":
     _give_back()
   if template is not None:

@@ -117,7 +117,7 @@ def test_a_tpu_keeps_experts_once_where_their_weights_lie_as_it_reads_them(lies)
   mesh = topology.mesh("v5p:1")
   whole = NamedSharding(mesh, PartitionSpec())
   weights = {"expert_gate_up": (X, 2 * F, E), "expert_down": (X, E, F)}
-  places = {k: sharding.of_weight(k, x, mesh) if lies else whole for k, x in weights.items()}
+  places = {n: sharding.of_weight(n, x, mesh) if lies else whole for n, x in weights.items()}
 
   def shape(*sizes: int, dtype=jnp.bfloat16, place=whole):
     return jax.ShapeDtypeStruct(sizes, dtype, sharding=place)

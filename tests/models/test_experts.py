@@ -368,6 +368,7 @@ def test_updates_of_low_rank_leave_experts_alone():
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_a_mesh_changes_no_token(name, platform, mesh, monkeypatch):
   monkeypatch.setattr(experts, "platform", lambda: platform)
+  monkeypatch.setattr(sharding, "_on_tpus", lambda _: platform == "tpu")
   config, params = NETWORKS[name], random_params(name)
   jax.clear_caches()
   t = target.__wrapped__(config)
@@ -376,6 +377,8 @@ def test_a_mesh_changes_no_token(name, platform, mesh, monkeypatch):
     placed = sharding.place(params, mesh)
     own = placed["params"]["layer_2"]["experts"]["expert_gate_up"]
     assert own.sharding.shard_shape(own.shape)[0] == own.shape[0] // 2
+    outputs_last = own.format.layout.major_to_minor == (0, 2, 1)
+    assert outputs_last == (platform == "tpu")
     assert decode(t, placed, drafters.prompt_lookup(5)) == alone
 
 

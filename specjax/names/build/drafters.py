@@ -6,7 +6,6 @@ their unions and choices by `build.drafter`.
 
 import dataclasses
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,7 +34,7 @@ from specjax.models.exits import sorted_exits
 from specjax.names import grammar
 from specjax.names.build.tree import FILE
 from specjax.names.grammar import Part
-from specjax.names.load import Model, has_few_bits, load, rounding
+from specjax.names.load import Model, has_few_bits, load, load_quick
 from specjax.trees import TREES, Static
 from specjax.trees import load as load_tree
 from specjax.trees.prompt_token_budget import allocate
@@ -188,11 +187,7 @@ def _loaded(name: str, model: Model, alike: bool) -> Model:
   mesh = jax.sharding.get_mesh()
   place = None if mesh.empty else mesh
   if model.weights == "float" and not alike:
-    small = load(name, model.dtype, mesh=place)
-    if small.weights == "native":
-      small = rounding(small)
-      print(f"{name}: drafts with activations of 8 bits; no exact text changes.", file=sys.stderr)
-    return small
+    return load_quick(name, model.dtype, place)
   if model.weights == "native" and not has_few_bits(name):
     return load(name, model.dtype, mesh=place, weights="float")
   return load(name, model.dtype, mesh=place, weights=model.weights, activations=model.activations)
@@ -208,10 +203,9 @@ def load_small(
 ) -> Model:
   """The model that a part names, loaded as `model` is, whose vocabulary it must share.
 
-  Where `model` keeps the few bits of its file and this one's has none, it has floats. Where `model`
-  has floats and this one's file few bits, it keeps these and rounds what they multiply to 8 bits if
-  that is quick here, see `load`: drafts are others then, the text is not. One of both may have a
-  mask token after its last word, which it never says.
+  Where `model` keeps the few bits of its file and this one's has none, it has floats. Beside floats
+  it is what `load_quick` makes of it. One of both may have a mask token after its last word, which
+  it never says.
 
   Args:
     bridged: whether its vocabulary may be another, see `build.bridge`.
