@@ -238,7 +238,7 @@ PROMPTS = [f"Q: Ann has {i} apples" + "\n    and 12 pears." * (i % 3) for i in r
 @pytest.mark.parametrize("more", ["common_tokens", "by_text"])
 def test_texts_are_those_of_plain_decoding(more, monkeypatch):
   model = cut()
-  monkeypatch.setattr(drafters, "load", lambda name, *rest, **named: other())
+  monkeypatch.setattr(drafters, "load_quick", lambda name, *rest, **named: other())
   for temperature in (0.0, 0.8):
     options = {"temperature": temperature, "verifier": "target_only", "seed": 1}
     plain = Decoder(model, "none", **options)
@@ -252,7 +252,7 @@ def test_texts_are_those_of_plain_decoding(more, monkeypatch):
 
 def test_a_bridge_is_chosen_where_one_is_needed(monkeypatch, capsys):
   model = cut()
-  monkeypatch.setattr(drafters, "load", lambda name, *rest, **named: other())
+  monkeypatch.setattr(drafters, "load_quick", lambda name, *rest, **named: other())
   name, drafter, _ = build_drafter(model, "draft_model-4[other]")
   said = capsys.readouterr().err
   assert name == "draft_model-4[other]/common_tokens" and drafter.proposal == "chain"
@@ -264,7 +264,7 @@ def test_a_bridge_is_chosen_where_one_is_needed(monkeypatch, capsys):
   assert name == f"draft_model-4[{model.name}]" and not capsys.readouterr().err
   # Few tokens in common.
   few = dataclasses.replace(other(), tokenizer=train_words(["two and b"]))
-  monkeypatch.setattr(drafters, "load", lambda name, *rest, **named: few)
+  monkeypatch.setattr(drafters, "load_quick", lambda name, *rest, **named: few)
   build_drafter(model, "draft_model-4[other]/common_tokens")
   assert "tokens, which is few: it may draft badly." in capsys.readouterr().err
 
@@ -280,6 +280,6 @@ def test_a_bridge_is_chosen_where_one_is_needed(monkeypatch, capsys):
   ],
 )
 def test_what_a_bridge_cannot_have_is_refused(name, words, monkeypatch):
-  monkeypatch.setattr(drafters, "load", lambda name, *rest, **named: other())
+  monkeypatch.setattr(drafters, "load_quick", lambda name, *rest, **named: other())
   with pytest.raises(ValueError, match=words):
     build_drafter(cut(), name)
