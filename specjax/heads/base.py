@@ -24,7 +24,7 @@ from jax import Array
 
 from specjax.base import Drafter, Features, Params, StatesTarget
 from specjax.heads import draft_vocabulary
-from specjax.trees.base import Tree
+from specjax.trees.base import Counts, Tree
 
 
 class Examples(NamedTuple):
@@ -131,7 +131,7 @@ class Head(abc.ABC):
     return own | draft_vocabulary.collection(vocabulary)
 
   @abc.abstractmethod
-  def drafter(self, tree: Tree, counts: tuple[int, ...] | None = None) -> Drafter:
+  def drafter(self, tree: Tree, counts: Counts | None = None) -> Drafter:
     """See `drafting.drafter`."""
 
   @abc.abstractmethod

@@ -6,13 +6,13 @@ from jax import Array
 
 from specjax.base import Drafter, Params
 from specjax.heads.base import Examples, Head
-from specjax.trees.base import Tree
+from specjax.trees.base import Counts, Tree
 from specjax.trees.static import Static
 
 
 @functools.cache
 def drafter(
-  head: Head, tree: Tree | tuple[tuple[int, ...], ...], counts: tuple[int, ...] | None = None
+  head: Head, tree: Tree | tuple[tuple[int, ...], ...], counts: Counts | None = None
 ) -> Drafter:
   """A head that fills `tree` in every round.
 

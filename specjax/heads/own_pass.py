@@ -17,7 +17,7 @@ from specjax.heads.base import Examples, Head
 from specjax.heads.prefix import RunText
 from specjax.models.transformer import attention_mask
 from specjax.sampling import NoiseSource, Settings
-from specjax.trees.base import Guesser, Sampling, Step, Tree
+from specjax.trees.base import Counts, Guesser, Sampling, Step, Tree
 from specjax.trees.structure import gather
 
 
@@ -60,7 +60,7 @@ class OwnPass(Head):
     ids, sampling = self.ids(params), Sampling(settings, noise, self.target.vocab_size)
     return Guesser(*self.begin(params, target_params, state, context, depth), ids, sampling)
 
-  def drafter(self, tree: Tree, counts: tuple[int, ...] | None = None) -> Drafter:
+  def drafter(self, tree: Tree, counts: Counts | None = None) -> Drafter:
     if counts is not None:
       raise ValueError(
         f"`counts` must be None for {self.name}, which has no pseudo rows, got {counts}."

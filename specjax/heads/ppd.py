@@ -41,9 +41,11 @@ def ppd(target: LayeredTarget, config: PPDConfig) -> PseudoRows:
   published program trains such groups and decodes with one only. The published loss is the
   divergence from the target's distribution at the true token, soft cross-entropy up to a constant.
 
-  The dynamic sparse tree (section 3.2) is the pair (tree, counts) of `drafting.drafter`, whose
-  counts `trees.prompt_token_budget.allocate` finds. The published trees after m prompts are
-  optimised one by one; here they are the first m levels of one tree.
+  The dynamic sparse tree (section 3.2) is the pair (tree, counts) of `drafting.drafter` that
+  `trees.prompt_token_budget.share_rows` finds. With `own`, the trees T_m after m prompts are
+  optimised one by one, as published; by default they are the first m levels of one tree. The
+  published program limits the sum of candidates and prompts, and searches both numbers for each T_m
+  alone. Here all T_m have the same.
 
   The embeddings start as those of random tokens. The published start, the words of a phrase, would
   need a tokenizer.

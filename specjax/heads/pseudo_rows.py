@@ -37,7 +37,8 @@ from specjax.heads import draft_vocabulary
 from specjax.heads.base import Examples, Head
 from specjax.models.transformer import attention_mask
 from specjax.sampling import NoiseSource, Settings
-from specjax.trees.base import Guesser, Sampling, Tree, independent
+from specjax.trees.base import Counts, Guesser, Sampling, Tree, independent
+from specjax.trees.prompt_token_budget import in_order
 from specjax.trees.structure import gather
 
 
@@ -126,24 +127,30 @@ class Guesses(NamedTuple):
 
 
 def newest(
-  rows_of_nodes: Array, counts: Sequence[int], verdict: Verdict, rows: Array, old: Guesses
+  rows_of_nodes: Array, counts: np.ndarray, verdict: Verdict, rows: Array, old: Guesses
 ) -> Guesses:
   """The pseudo rows of the last committed node, from those [B, P, E] of all N nodes.
 
   Args:
-    counts: N numbers (static).
+    counts: i[N] or, where they differ by old.known, i[D + 1, N] (static); see `in_order`.
     rows: i32[B], nodes committed; where 0, `old` stays.
   """
-  number = np.asarray(counts, np.int32)
-  first = jnp.asarray(np.cumsum(number) - number, jnp.int32)
+  order, first = in_order(counts), np.empty_like(counts)
+  number = np.take_along_axis(counts, order, -1)
+  np.put_along_axis(first, order, np.cumsum(number, -1) - number, -1)
   node = gather(verdict.path, jnp.maximum(rows[:, None] - 1, 0))
+
+  def of_node(table: np.ndarray) -> Array:
+    values = jnp.asarray(table, jnp.int32)
+    return values[node] if values.ndim == 1 else values[old.known[:, None], node]
+
   step = jnp.arange(old.states.shape[1], dtype=jnp.int32)[None]
   # Behind the rows of a node come those of another, which `known` leaves out.
-  index = jnp.minimum(first[node] + step, rows_of_nodes.shape[1] - 1)
+  index = jnp.minimum(of_node(first) + step, rows_of_nodes.shape[1] - 1)
   live = rows > 0
   return Guesses(
     jnp.where(live[:, None, None], gather(rows_of_nodes, index), old.states),
-    jnp.where(live, jnp.asarray(number)[node[:, 0]], old.known),
+    jnp.where(live, of_node(counts)[:, 0], old.known),
   )
 
 
@@ -188,27 +195,32 @@ class PseudoRows(Head):
   of_pass: OfPass = lambda params, target_params, nodes: target_params
   sets: int = 1
 
-  def drafter(self, tree: Tree, counts: tuple[int, ...] | None = None) -> Drafter:
+  def drafter(self, tree: Tree, counts: Counts | None = None) -> Drafter:
     """A drafter whose guesses all come from the target's pass of the round before.
 
     There are no guesses after a prefill, so the first round of a text is plain decoding with an
-    invalid draft. After a node with m pseudo rows, levels 1..m of the tree are drafted.
+    invalid draft. After a node with m pseudo rows, levels 1..m of the tree are drafted, or the tree
+    T_m of `trees.by_guesses`.
 
     Args:
-      counts: pseudo rows per node, N numbers in the order of `trees.static.from_choices`; None
-        gives every node as many as the tree is deep, and more could never be used.
+      counts: pseudo rows per node, N numbers in the order of the tree's nodes; or D + 1 tuples of
+        them, those of a draft after m = 0..D guesses, which differ in their order only. None gives
+        every node as many as the tree is deep, and more could never be used.
 
     Raises:
       ValueError: counts that do not fit the tree.
     """
     network, nodes, depth, sets = self.target, tree.nodes, tree.depth, self.sets
-    counts = (depth,) * nodes if counts is None else counts
-    within = len(counts) == nodes and all(0 <= n <= depth for n in counts)
-    if not within or counts[0] < min(depth, 1):
+    table = np.array((depth,) * nodes if counts is None else counts, np.int32)
+    within = table.shape in ((nodes,), (depth + 1, nodes)) and table.min() >= 0
+    within = within and (np.sort(table) == np.sort(table.reshape(-1, nodes)[0])).all()
+    if not within or table.max() > depth or table.flat[0] < min(depth, 1):
       raise ValueError(
         f"`counts` must be {nodes} numbers between 0 and {depth}, the first at least 1 so that "
-        f"something is drafted, got {counts}."
+        f"something is drafted, or {depth + 1} times the same numbers in any order, got {counts}."
       )
+    order = in_order(table)
+    number = np.take_along_axis(table, order, -1).reshape(-1, nodes)[0].tolist()
 
     def init(
       params: Params, target_params: Params, context: Context, features: Features, capacity: int
@@ -226,29 +238,30 @@ class PseudoRows(Head):
     ) -> tuple[Draft, Any]:
       logits = self.read(params, target_params, guesses.states, None)
       ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, network.vocab_size)
-      draft = tree.fill(context.root, Guesser(independent(logits), (), (), ids, sampling))
+      guesser = Guesser(independent(logits), (), (), ids, sampling, known=guesses.known)
+      draft = tree.fill(context.root, guesser)
       reached = draft.depth <= guesses.known[:, None]
       return draft._replace(valid=draft.valid & reached), guesses
 
     def evaluate(
       params: Params, target_params: Params, guesses: Guesses, cache: Any, draft: Draft, mask: Array
     ) -> Evaluation:
-      everyone = jnp.repeat(jnp.arange(nodes, dtype=jnp.int32), sets)[None]
-      everyone = jnp.broadcast_to(everyone, (len(draft.tokens), nodes * sets))
+      owner = jnp.asarray(np.repeat(order, sets, -1), jnp.int32)
+      owner = owner[None] if owner.ndim == 1 else owner[guesses.known]
       hidden, guessed, kv = run_with_pseudo_rows(
         network,
         self.of_pass(params, target_params, nodes),
         network.embed(target_params, draft.tokens),
         cache.length[:, None] + draft.depth,
         mask,
-        everyone,
-        np.repeat(counts, sets).tolist(),
+        jnp.broadcast_to(owner, (len(draft.tokens), nodes * sets)),
+        np.repeat(number, sets).tolist(),
         self.layers,
         functools.partial(self.enter, params),
         cache=cache,
         causal=self.causal,
       )
-      guessed = mean_of_sets(guessed, counts, sets)
+      guessed = mean_of_sets(guessed, number, sets)
       return Evaluation(network.head(target_params, hidden), Features(hidden), kv, guessed)
 
     def update(
@@ -260,7 +273,7 @@ class PseudoRows(Head):
       verdict: Verdict,
       rows: Array,
     ) -> Any:
-      return newest(evaluation.aux, counts, verdict, rows, guesses)
+      return newest(evaluation.aux, table, verdict, rows, guesses)
 
     def read(
       params: Params,

@@ -18,6 +18,8 @@ from specjax.sampling import NoiseSource, Settings, warp
 from specjax.trees.structure import take_rows
 
 NEVER = -jnp.inf  # the log-probability of what cannot be drawn
+# Pseudo rows of N nodes, see `prompt_token_budget`; or of those of T_0..T_D, see `by_guesses`.
+Counts = tuple[int, ...] | tuple[tuple[int, ...], ...]
 
 
 class Step(Protocol):
@@ -60,6 +62,7 @@ class Guesser(NamedTuple):
     ids: i32[V'], the target ids of a reduced draft vocabulary, or None.
     sampling: for drawn trees only.
     chance: see its type; None where the head does not say.
+    known: i32[B], how many tokens ahead it guesses; None where it is as many as it is asked for.
   """
 
   step: Step
@@ -68,6 +71,7 @@ class Guesser(NamedTuple):
   ids: Array | None = None
   sampling: Sampling | None = None
   chance: Chance | None = None
+  known: Array | None = None
 
   def ask(self, level: int, tokens: Array, mask: Array) -> tuple[Array, "Guesser"]:
     """(logits, the head after its step), see `Step`."""

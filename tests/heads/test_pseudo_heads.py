@@ -4,6 +4,7 @@ What they share with other heads is in test_every_head.py.
 """
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from specjax import speculate
+from specjax.base import Context
 from specjax.decoding.method import method as pair
 from specjax.drafters.stateless import none
 from specjax.heads import drafting
@@ -18,15 +20,18 @@ from specjax.heads.base import Examples
 from specjax.heads.hidden_transfer import HiddenTransferConfig, hidden_transfer
 from specjax.heads.masked_slots import MaskedSlotsConfig, masked_slots
 from specjax.heads.ppd import PPDConfig, ppd
-from specjax.heads.pseudo_rows import run_with_pseudo_rows
+from specjax.heads.pseudo_rows import Guesses, run_with_pseudo_rows
 from specjax.models import transformer
 from specjax.models.config import Config
 from specjax.models.rotary import rope_frequencies
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.sampling import Noise, Settings, request_keys
+from specjax.trees.base import Guesser, independent
+from specjax.trees.by_guesses import ByGuesses
+from specjax.trees.prompt_token_budget import share_rows
 from specjax.trees.static import from_choices
 from specjax.trees.structure import ancestors
-from specjax.verifiers import greedy
+from specjax.verifiers import target_only
 
 V, K, T, BUDGET = 24, 3, 8, 12
 MODEL = Config(
@@ -254,26 +259,48 @@ def test_weights_before_training():
 # Every token is among the first level's guesses, so one at least is accepted where any are made.
 TREE = (*((r,) for r in range(V)), *((r, s) for r in range(0, V, 3) for s in range(3)))
 COUNTS = (2, *(r % 3 for r in range(V)), *(1 for _ in range(V)))
-DRAFTERS = {"ppd": COUNTS, "ensemble": COUNTS, "any order": None, "masked_slots": COUNTS}
+# The same numbers for each T_m, in an order of its own; T_0 has no other node than the root.
+OWN_TREES = ByGuesses([(), TREE[:V], TREE])
+OWN_COUNTS = (
+  tuple(sorted(COUNTS, reverse=True)),
+  *(tuple(np.random.default_rng(m).permutation(COUNTS).tolist()) for m in (1, 2)),
+)
+DRAFTERS = {
+  "ppd": ("ppd", TREE, COUNTS), "ensemble": ("ensemble", TREE, COUNTS),
+  "any order": ("any order", TREE, None), "masked_slots": ("masked_slots", TREE, COUNTS),
+  "own trees": ("ensemble", OWN_TREES, OWN_COUNTS),
+}  # fmt: skip
 LENGTHS = (T, 1, 5)
+
+
+def rows_of(name: str, known: int):
+  """(pseudo rows of each node of a draft after `known` guesses, the first of them)."""
+  nodes, counts = len(TREE) + 1, DRAFTERS[name][2] or (2,) * (len(TREE) + 1)
+  order = range(nodes)
+  if isinstance(counts[0], tuple):
+    counts = counts[known]
+    order = sorted(order, key=lambda v: -counts[v])
+  first = dict(zip(order, np.cumsum([0, *(counts[v] for v in order)]), strict=False))
+  return counts, first
 
 
 @functools.cache
 def method(name: str | None):
   if name is None:
-    return pair(TARGET, none(), greedy()), speculate.Weights(WEIGHTS, ())
-  made, params, _ = head(name)
-  drafter = drafting.drafter(made, TREE, DRAFTERS[name])
-  return pair(TARGET, drafter, greedy()), speculate.Weights(WEIGHTS, params)
+    return pair(TARGET, none(), target_only()), speculate.Weights(WEIGHTS, ())
+  of, tree, counts = DRAFTERS[name]
+  made, params, _ = head(of)
+  drafter = drafting.drafter(made, tree, counts)
+  return pair(TARGET, drafter, target_only()), speculate.Weights(WEIGHTS, params)
 
 
-def begin(name: str | None):
+def begin(name: str | None, temperature: float = 0.0):
   B, capacity = len(LENGTHS), speculate.capacity_for(T, BUDGET, 2)
   tokens = np.random.default_rng(6).integers(0, V, (B, T)).astype(np.int32)
   length, one = jnp.asarray(LENGTHS, jnp.int32), jnp.ones(B)
   request = speculate.DecodeRequest(
-    Settings(0 * one, jnp.zeros(B, jnp.int32), one, 0 * one), request_keys(0, np.arange(B)),
-    length + BUDGET, jnp.asarray([-1], jnp.int32),
+    Settings(temperature * one, jnp.zeros(B, jnp.int32), one, 0 * one),
+    request_keys(0, np.arange(B)), length + BUDGET, jnp.asarray([-1], jnp.int32),
   )  # fmt: skip
   pair = method(name)
   return request, speculate.compiled_start(*pair, jnp.asarray(tokens), length, request, capacity)
@@ -317,15 +344,15 @@ def test_candidates_do_not_notice_and_rows_are_those_of_their_node(name):
     np.testing.assert_array_equal(a, c)
   text, length = np.asarray(state.context.tokens), np.asarray(state.context.length)
   tokens, parent = np.asarray(draft.tokens), np.asarray(draft.parent)
-  counts = DRAFTERS[name] or (2,) * (len(TREE) + 1)
-  first = np.concatenate([[0], np.cumsum(counts)])
-  assert ours.aux.shape[1] == first[-1]
   for b, v in zip(np.arange(9) // 3, (0, 5, V + 1, 0, 8, len(TREE), 2, 11, V + 9), strict=True):
+    counts, first = rows_of(name, int(state.drafter.known[b]))
+    assert ours.aux.shape[1] == sum(counts)
     path, up = [], v
     while up:
       path, up = [int(tokens[b, up]), *path], parent[b, up]
-    want = plain(name, [*text[b, : length[b]].tolist(), *path], counts[v])[1]
-    np.testing.assert_allclose(ours.aux[b, first[v] : first[v + 1]], want, rtol=1e-3, atol=1e-4)
+    want = plain(DRAFTERS[name][0], [*text[b, : length[b]].tolist(), *path], counts[v])[1]
+    got = ours.aux[b, first[v] : first[v] + counts[v]]
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -333,7 +360,6 @@ def test_candidates_do_not_notice_and_rows_are_those_of_their_node(name):
 def test_what_is_carried_is_of_the_accepted_node(name):
   request, state = begin(name)
   assert not np.asarray(state.drafter.known).any()
-  counts = DRAFTERS[name] or (2,) * (len(TREE) + 1)
   depth = from_choices(TREE).depth
   seen = set()
   for _ in range(4):
@@ -350,25 +376,27 @@ def test_what_is_carried_is_of_the_accepted_node(name):
         children = np.flatnonzero((np.asarray(draft.parent[b]) == node) & valid[b])
         node = next(c for c in children if c and tokens[b, c] == token)
       assert node or not known[b]
+      counts, _ = rows_of(name, int(known[b]))
       assert state.drafter.known[b] == counts[node]
-      want = plain(name, text[b, : length[b] - 1], counts[node])[1]
+      want = plain(DRAFTERS[name][0], text[b, : length[b] - 1], counts[node])[1]
       got = state.drafter.states[b, : counts[node]]
       np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
       seen.add((int(known[b]), int(depth[node])))
   assert {(0, 0), (2, 1)} <= seen
-  if DRAFTERS[name] is not None:
+  if DRAFTERS[name][2] is not None:
     assert {k for k, _ in seen} == {0, 1, 2}
 
 
 @functools.cache
-def decoded(name: str | None):
-  request, state = begin(name)
+def decoded(name: str | None, temperature: float):
+  request, state = begin(name, temperature)
   return onward(name, request, state, 100)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_text_and_cache_are_those_of_plain_decoding(name):
-  got, want = decoded(name), decoded(None)
+def test_text_and_cache_are_those_of_plain_decoding(name, temperature):
+  got, want = decoded(name, temperature), decoded(None, temperature)
   assert int(got.stats.passes.sum()) < 0.8 * int(want.stats.passes.sum())
   for b, n in enumerate(LENGTHS):
     n += BUDGET
@@ -396,7 +424,43 @@ def test_rows_do_not_see_their_neighbours(name):
     np.testing.assert_allclose(alone.logits[2], whole.logits[b], atol=1e-6)
 
 
-BAD_COUNTS = [(1, 1), (1, 1, 1, 1), (0, 1, 1), (1, 2, 1), (1, -1, 1)]
+def test_each_number_of_guesses_has_the_best_tree_of_its_own():
+  nodes, (made, params, _) = 9, head("ppd")
+  rates = np.array([[0.51, 0.23, 0.11, 0.06], [0.43, 0.19, 0.1, 0.05], [0.37, 0.17, 0.13, 0.07]])
+  tree, counts = share_rows(rates, nodes, 12, own=True)
+  drafter = drafting.drafter(made, tree, counts)
+  D = drafter.depth
+  states = jnp.asarray(np.random.default_rng(3).normal(size=(D + 1, D, MODEL.width)), jnp.float32)
+  guesses = Guesses(states, jnp.arange(D + 1, dtype=jnp.int32))
+  length, one = jnp.ones(D + 1, jnp.int32), jnp.ones(D + 1)
+  draft, _ = drafter.propose(
+    params, WEIGHTS, guesses, context=Context(jnp.full((D + 1, 4), 7, jnp.int32), length),
+    settings=Settings(one, 0 * length, one, 0 * one), noise=None,
+  )  # fmt: skip
+  best = np.argsort(-plain_logits(np.asarray(states, np.float64)), -1)
+  for m in range(D + 1):
+    # The likeliest of all paths of m ranks at most; after one guess there are but four.
+    every = [p for d in range(1, m + 1) for p in itertools.product(range(4), repeat=d)]
+    every.sort(key=lambda p: -np.prod([rates[d, r] for d, r in enumerate(p)]))
+    want = {tuple(best[m, d, r] for d, r in enumerate(p)) for p in every[: nodes - 1]}
+    valid, parent = np.asarray(draft.valid[m]), np.asarray(draft.parent[m])
+    texts = {0: ()}
+    for v in range(1, nodes):
+      assert parent[v] < v and (not valid[v] or valid[parent[v]])
+      if valid[v]:
+        texts[v] = (*texts[parent[v]], int(draft.tokens[m, v]))
+        assert draft.depth[m, v] == len(texts[v])
+    assert {*texts.values()} == {(), *want} and len(texts) == 1 + len(want)
+    assert draft.tokens[m, 0] == 7 and valid[0]
+  logits = made.read(params, WEIGHTS, states, None)
+  whole = tree.fill(jnp.full((D + 1, 1), 7, jnp.int32), Guesser(independent(logits)))
+  jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[D], y[D]), whole, draft)
+
+
+BAD_COUNTS = [
+  (1, 1), (1, 1, 1, 1), (0, 1, 1), (1, 2, 1), (1, -1, 1), ((1, 0, 1),) * 3, ((0, 1, 1),) * 2,
+  ((1, 0, 1), (1, 0, 0)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("counts", BAD_COUNTS)

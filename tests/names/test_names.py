@@ -6,6 +6,7 @@ import pytest
 from specjax.names import catalogue
 from specjax.names import grammar as spec
 from specjax.names.grammar import Part
+from specjax.trees.prompt_token_budget import share_rows
 
 TEXTS = ("runs/a-b_c.d", "[0-9]+ apples/pears", "a[b[c]]", "x+y:z", " ", "")
 
@@ -123,6 +124,13 @@ def test_a_name_binds_its_parameters(text, canonical, arguments):
   assert [type(v) for v in given.values()] == [type(v) for v in arguments.values()]
   again, twice = spec.bind("x", *spec.parse("x", name), PARAMETERS)
   assert again == name and {**PARAMETERS, **twice} == {**PARAMETERS, **given}
+
+
+def test_pseudo_rows_may_have_trees_of_their_own():
+  known, part = spec.parameters(share_rows), spec.parse_one("x", "rows-12,own=1")
+  assert spec.bind("x", part, known) == ("rows-12,own=1", {"budget": 12, "own": True})
+  with pytest.raises(ValueError, match=r"^x='rows-12,own=2': `own` must be 0 or 1, got 2\.$"):
+    spec.bind("x", spec.parse_one("x", "rows-12,own=2"), known)
 
 
 @pytest.mark.parametrize(

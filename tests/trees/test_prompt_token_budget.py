@@ -3,27 +3,36 @@
 import numpy as np
 import pytest
 
-from specjax.trees.prompt_token_budget import accepted_last, allocate, expected_length
+from specjax.trees.by_guesses import ByGuesses
+from specjax.trees.prompt_token_budget import (
+  accepted_last,
+  allocate,
+  allocate_trees,
+  expected_length,
+)
 from specjax.trees.static import best_first
 
 RATES = np.array([[0.6, 0.2, 0.1], [0.5, 0.2, 0.0], [0.4, 0.1, 0.1]])
 CHOICES = best_first(RATES, 9)
 
 
-def simulated(choices, rates, counts, rounds: int) -> float:
-  """Accepted tokens per round of a loop in which ranks are right at random."""
+def simulated(trees, rates, counts, rounds: int) -> float:
+  """Accepted tokens per round of a loop in which ranks are right at random.
+
+  After m guesses it drafts the first m levels of trees[m], whose nodes have counts[m] guesses.
+  """
   rng = np.random.default_rng(7)
-  paths = [(), *sorted((tuple(c) for c in choices), key=lambda c: (len(c), c))]
+  paths = [[(), *sorted(map(tuple, tree), key=lambda c: (len(c), c))] for tree in trees]
   known = total = 0
   for _ in range(rounds):
     path: tuple[int, ...] = ()
     while len(path) < known:
       right = int((rng.random() > np.cumsum(rates[len(path)])).sum())
-      if (*path, right) not in paths:
+      if (*path, right) not in paths[known]:
         break
       path = (*path, right)
     total += len(path)
-    known = counts[paths.index(path)]
+    known = counts[known][paths[known].index(path)]
   return total / rounds
 
 
@@ -32,7 +41,7 @@ def simulated(choices, rates, counts, rounds: int) -> float:
 )
 def test_expected_length_is_that_of_a_simulation(counts):
   got = expected_length(CHOICES, RATES, counts)
-  assert abs(got - simulated(CHOICES, RATES, counts, 10_000)) < 0.05
+  assert abs(got - simulated([CHOICES] * 4, RATES, [counts] * 4, 10_000)) < 0.05
 
 
 @pytest.mark.parametrize(
@@ -91,3 +100,42 @@ def test_an_impossible_allocation_is_refused(rates, budget, words):
 
 def test_among_equals_the_last_node_loses_its_guess():
   assert allocate([[0], [1]], np.array([[0.3, 0.3]]), 2) == (1, 1, 0)
+
+
+def some_rates(seed: int) -> np.ndarray:
+  """Falling by rank and by depth, as those of heads."""
+  rng = np.random.default_rng(seed)
+  ranks = -np.sort(-rng.dirichlet(np.full(6, 0.4), 3), axis=1)
+  return ranks * np.cumprod(rng.uniform(0.6, 1.0, (3, 1)), 0)
+
+
+@pytest.mark.parametrize(("nodes", "budget"), [(6, 8), (9, 14), (12, 24), (12, 36)])
+def test_trees_of_their_own_are_no_shorter_and_as_long_as_a_simulation(nodes, budget):
+  gains = []
+  for seed in range(8):
+    rates = some_rates(seed)
+    tree, counts = allocate_trees(rates, nodes, budget)
+    one = best_first(rates, nodes)
+    assert [*map(set, tree.trees)] == [
+      set(map(tuple, best_first(rates[:m], nodes))) if m else set() for m in range(tree.depth + 1)
+    ]
+    assert {tuple(sorted(row)) for row in counts} == {tuple(sorted(counts[0]))}
+    assert sum(counts[0]) == min(budget, tree.depth * nodes) and counts[0][0] == max(counts[0])
+    got = expected_length(tree, rates, counts)
+    gains.append(got / expected_length(one, rates, allocate(one, rates, budget)))
+    if seed == 0:
+      assert abs(got - simulated(tree.trees, rates, counts, 10_000)) < 0.05
+  assert min(gains) > 0.98 and (budget == 36 or np.mean(gains) > 1), gains
+
+
+def test_one_tree_cut_into_its_levels_is_no_other_than_before():
+  counts = (2, 3, 0, 2, 1, 0, 3, 0, 1)
+  levels = ByGuesses([[p for p in CHOICES if len(p) <= m] for m in range(4)])
+  got = expected_length(levels, RATES, (counts,) * 4)
+  assert got == pytest.approx(expected_length(CHOICES, RATES, counts), abs=1e-9)
+
+
+@pytest.mark.parametrize("trees", [[], [[[0]]], [[], [[0], [0, 0]]]])
+def test_trees_deeper_than_their_guesses_are_refused(trees):
+  with pytest.raises(ValueError, match=r"`trees` must be at most 0, 1, 2, \.\. deep in turn, got"):
+    ByGuesses(trees)

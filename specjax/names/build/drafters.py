@@ -35,9 +35,10 @@ from specjax.names import grammar
 from specjax.names.build.tree import FILE
 from specjax.names.grammar import Part
 from specjax.names.load import Model, has_few_bits, load, load_quick
-from specjax.trees import TREES, Static
+from specjax.trees import TREES, Static, Tree
 from specjax.trees import load as load_tree
-from specjax.trees.prompt_token_budget import allocate
+from specjax.trees.base import Counts
+from specjax.trees.prompt_token_budget import share_rows
 
 DEFAULT_NODES = 8
 MOST_NODES = 4096
@@ -49,7 +50,7 @@ RESCORINGS: dict[str, Callable[..., Drafter]] = {
   "local": local,
   "recycled": recycled,
 }
-ROWS: dict[str, Callable[..., tuple[int, ...]]] = {"rows": allocate}
+ROWS: dict[str, Callable[..., tuple[Tree, Counts]]] = {"rows": share_rows}
 VOCABULARIES: dict[str, Callable[..., np.ndarray]] = {"trimmed": choose}
 EXITS: dict[str, Callable[..., Target]] = {"sorted": sorted_exits}
 ENSEMBLES: dict[str, Callable[..., Target]] = {"ensemble": ensemble}

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.base import Params, Target
+from specjax.base import Drafter, Params, Target
 from specjax.checkpoints import formats
 from specjax.checkpoints.files import read_config
 from specjax.checkpoints.heads import LoadedHead
@@ -24,6 +24,7 @@ from specjax.names.build.drafters import (
   DEFAULT_NODES,
   OF_HEADS,
   RESCORINGS,
+  ROWS,
   Built,
   bind,
   either,
@@ -35,8 +36,7 @@ from specjax.names.build.vocabulary import trim_head
 from specjax.names.grammar import Part
 from specjax.names.load import Model, companion, resolve
 from specjax.trees import Dynamic, Static, Tree
-from specjax.trees.prompt_token_budget import allocate
-from specjax.trees.static import Choices, best_first
+from specjax.trees.static import best_first
 
 
 def load_head(model: Model, part: Part) -> tuple[str, LoadedHead]:
@@ -117,8 +117,7 @@ def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
         f"`nodes` must be at most {len(choices) + 1}, the nodes of the tree of {path}, got {nodes}."
       )
     if rows is not None:
-      name, counts = _shared_rows(name, path, loaded, choices[: nodes - 1], rows)
-      drafter = drafting.drafter(loaded.head, Static(choices[: nodes - 1]), counts)
+      name, drafter = _sharing_rows(name, path, loaded, nodes, rows)
       return name, drafter, loaded.params
     return name, drafting.drafter(loaded.head, Static(choices[: nodes - 1])), loaded.params
   suffix, shape = build_tree(tree)
@@ -127,17 +126,19 @@ def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
   return name + suffix, drafting.drafter(loaded.head, shape), loaded.params
 
 
-def _shared_rows(
-  name: str, path: str, loaded: LoadedHead, choices: Choices, part: Part
-) -> tuple[str, tuple[int, ...]]:
-  """(name, pseudo rows of each node), by the hit rates of the head."""
-  label, budget = grammar.bind("drafter", part, grammar.parameters(allocate))
+def _sharing_rows(
+  name: str, path: str, loaded: LoadedHead, nodes: int, part: Part
+) -> tuple[str, Drafter]:
+  """A trained head whose nodes share pseudo rows, by its hit rates."""
+  builder = ROWS[part.name]
+  label, arguments = grammar.bind("drafter", part, grammar.parameters(builder))
   if not isinstance(loaded.head, PseudoRows) or loaded.hit_rates is None:
     raise ValueError(
       f"{name}/{label} must follow hidden_transfer, ppd or masked_slots: {path} has no pseudo "
       "rows, or no hit rates by which they are shared out."
     )
-  return f"{name}/{label}", allocate(choices, loaded.hit_rates, **budget)
+  tree, counts = builder(np.asarray(loaded.hit_rates), nodes, **arguments)
+  return f"{name}/{label}", drafting.drafter(loaded.head, tree, counts)
 
 
 def _rescored(model: Model, name: str, loaded: LoadedHead, part: Part) -> Built:
