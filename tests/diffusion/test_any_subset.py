@@ -238,11 +238,12 @@ WIDE = random_table(1, L)
 ALONE = jnp.broadcast_to(WIDE[:, :1], WIDE.shape)  # what a slot sees does not matter
 
 
-def decode(rows, guesses=3, temperature=1.0, table=WIDE):
+def decode(rows, guesses=3, temperature=1.0, table=WIDE, order=ORDER, stop=None):
   rows = np.asarray(rows)
   canvas = Canvas(*(jnp.asarray(x[rows]) for x in (TOKENS, MASKED, END)))
-  request = any_subset.AnySubsetRequest(settings(len(rows), temperature), request_keys(0, rows))
-  state = any_subset.compiled_start(canvas, jnp.asarray(ORDER[rows]))
+  asked = settings(len(rows), temperature), request_keys(0, rows), stop
+  request = any_subset.AnySubsetRequest(*asked)
+  state = any_subset.compiled_start(canvas, jnp.asarray(order[rows]))
   return jax.device_get(
     any_subset.compiled_advance(TABLE, table, request, state, jnp.int32(99), guesses=guesses)
   )
@@ -286,3 +287,20 @@ def test_greedy_tokens_are_those_of_plain_decoding():
       seen = sum((t + 1) * (V + 1) ** i for i, t in text.items())
       text[slot] = int(np.argmax(WIDE[slot, seen]))
     np.testing.assert_array_equal(state.tokens[b, : END[b]], [text[i] for i in range(END[b])])
+
+
+@pytest.mark.parametrize("stop", [0, 1, 2])
+def test_a_text_ends_behind_the_first_end_that_is_filled(stop):
+  from_left, ended = np.zeros_like(ORDER), 0
+  for guesses in (1, 3):
+    whole = decode(range(3), guesses, 0.0, order=from_left)
+    cut = decode(range(3), guesses, 0.0, order=from_left, stop=jnp.array([stop, -1]))
+    for b in range(3):
+      found = np.flatnonzero((whole.tokens[b] == stop) & HOLES[b])
+      end = found[0] + 1 if len(found) else END[b]
+      assert cut.end[b] == end
+      np.testing.assert_array_equal(cut.tokens[b, :end], whole.tokens[b, :end])
+      assert cut.filled[b] == cut.total[b] == HOLES[b, :end].sum()
+      assert cut.passes[b] <= whole.passes[b]
+      ended += end < END[b]
+  assert ended
