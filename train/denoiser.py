@@ -76,6 +76,8 @@ class Config(texts.Config):
       that rises from 0 to 1; with 0 it sees them from the first step on.
     any_order: whether the model learns any tokens given any others, for any-subset speculative
       decoding (the policy assd).
+    masks_last: whether attention is causal in an order that has the masks last (WeDLM), in blocks
+      of `block_length`, each after the clean ones before it; a causal `start` stays causal.
     noise: "mask", or "uniform": any tokens; the model, which is not told where they are, learns
       every token of an answer.
   """
@@ -93,6 +95,7 @@ class Config(texts.Config):
   remat: bool = False
   anneal: Natural = 0
   any_order: bool = False
+  masks_last: bool = False
   noise: Literal["mask", "uniform"] = "mask"
   training: Training = Training(
     steps=2000, batch=64, rate=2e-3, warmup=100, decay=0.1, save_every=250
@@ -170,12 +173,21 @@ def new_model(config: Config, out: pathlib.Path, records: list[texts.Text]) -> M
   return Model(config.out, network, params, tokenizer, (end,), (), None, mask, config.shift)
 
 
-def begun(name: str, anneal: int) -> Model:
+def begun(name: str, anneal: int, masks_last: bool = False) -> Model:
   """The model to go on from, a denoiser; ValueError where there is none to go on from so."""
   model = load(name, weights="float")
   if anneal and not model.config.causal:
     raise ValueError(f"`anneal` must be 0 where start={name!r} is not causal, got {anneal}.")
-  return from_causal.as_denoiser(model) if model.config.causal else model
+  model = from_causal.as_denoiser(model) if model.config.causal else model
+  return dataclasses.replace(model, shift=False) if masks_last else model
+
+
+def blocks_of(config: Config, model: Model) -> int | None:
+  """The length of the blocks that the loss is over; a model that reads masks last has them in
+  training alone, by default the published 32."""
+  if model.config.masks_last:
+    return config.block_length or 32
+  return model.config.block_length
 
 
 class Noisy(NamedTuple):
@@ -204,7 +216,7 @@ def drawn(
 def loss_of(config: Config, model: Model) -> Loss:
   """The loss of a step, whose batch is `Noisy`."""
   network = Transformer(model.config, remat=config.remat)
-  D, mask, uniform = model.config.block_length, model.mask, model.config.uniform
+  D, mask, uniform = blocks_of(config, model), model.mask, model.config.uniform
   groups = config.training.groups()
 
   def loss(trained, frozen, batch: Noisy, _):
@@ -212,13 +224,13 @@ def loss_of(config: Config, model: Model) -> Loss:
     rows, share, masked, noisy, p, key = batch
     maskable = jnp.asarray(rows.mask)
     asked = maskable if uniform else masked
-    said = figures(params, rows, noisy, asked, key[0], share[0])
+    said = figures(params, rows, noisy, masked, asked, key[0], share[0])
     weight = context_weight(masked) if config.context else 1 / p
     weight = jnp.ones_like(p) if uniform else weight
     nats, right = denoising_loss(*said, asked, maskable, weight)
     return nats, means.over(asked, right)  # the loss is a mean over rows
 
-  def figures(params, rows: PackedRows, noisy: Array, asked: Array, key: Array, share: Array):
+  def figures(params, rows: PackedRows, noisy, masked, asked: Array, key: Array, share: Array):
     """Nats of every slot asked for and whether its likeliest token is the right one, [B, T]."""
     tokens = jnp.asarray(rows.tokens)
     if model.config.any_order:
@@ -231,7 +243,10 @@ def loss_of(config: Config, model: Model) -> Loss:
       everywhere = jnp.ones(tokens.shape, bool)
       states = forward.states(network, params, noisy, everywhere, model.shift, seen)
     else:
-      states = block_diffusion.states(network, params, noisy, rows, model.shift, seen)
+      last = masked if model.config.masks_last else None
+      states = block_diffusion.states(
+        network, params, noisy, rows, model.shift, seen, D=D, masked=last
+      )
     head = functools.partial(network.apply, params, method="head")
     return asked_slots.of_asked(asked_slots.cross_entropy, head, states, tokens, asked, groups)
 
@@ -246,15 +261,24 @@ def main(config: Config) -> None:
       raise ValueError(f"`{name}` must be 0 without start, got {getattr(config, name)}.")
 
   records = texts.read(config)
-  model = begun(config.start, config.anneal) if config.start else new_model(config, out, records)
+  begin = functools.partial(begun, anneal=config.anneal, masks_last=config.masks_last)
+  model = begin(config.start) if config.start else new_model(config, out, records)
   labels.check_length(config.length, model)
+  last = config.masks_last or model.config.masks_last
   shape = dataclasses.replace(
     model.config,
-    block_length=config.block_length or model.config.block_length,
+    block_length=None if last else config.block_length or model.config.block_length,
     any_order=config.any_order or model.config.any_order,
     uniform=config.noise == "uniform" or model.config.uniform,
+    masks_last=last,
   )
-  D, any_subset = shape.block_length, shape.any_order
+  any_subset = shape.any_order
+  D = blocks_of(config, dataclasses.replace(model, config=shape))
+  if last and (config.anneal or model.shift):
+    raise ValueError(
+      "`masks_last` needs anneal=0 and a model that is not shifted, got "
+      f"anneal={config.anneal} and shift={model.shift}."
+    )
   if shape.uniform and (any_subset or config.context or D is not None):
     raise ValueError(
       "`noise` must be mask with any_order, with context or with blocks, got 'uniform'."

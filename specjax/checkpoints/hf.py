@@ -81,7 +81,7 @@ _OWN = {
 _SHIFTED = ("Dream", "Fast_dLLM_Qwen")
 # The mask's id in the published programs of families whose config.json need not have it.
 _MASKS = {
-  "sdar": 151669, "sdar_moe": 151669, "Fast_dLLM_Qwen": 151665, "lladamoe": 156895,
+  "sdar": 151669, "sdar_moe": 151669, "Fast_dLLM_Qwen": 151665, "wedlm": 151665, "lladamoe": 156895,
   "llada2_moe": 156895,
 }  # fmt: skip
 

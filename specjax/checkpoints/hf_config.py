@@ -10,7 +10,7 @@ from specjax.models.config import Config
 
 FAMILIES = (
   "llama", "mistral", "qwen2", "qwen3", "mimo", "llada", "Dream", "sdar", "Fast_dLLM_Qwen",
-  *hf_experts.KEYS,
+  "wedlm", *hf_experts.KEYS,
 )  # fmt: skip
 # Where a family says how long the blocks are that it is causal over, and the published default.
 _BLOCKS = {
@@ -19,17 +19,18 @@ _BLOCKS = {
 }  # fmt: skip
 # Their programs know no sliding window.
 _NO_WINDOW = ("llama", "llada", "Dream", "lladamoe", "llada2_moe", "specjax_blockffn")
-_BOTH_SIDES = ("Dream", "lladamoe", *_BLOCKS)
+_BOTH_SIDES = ("Dream", "lladamoe", "wedlm", *_BLOCKS)
 _NORMED = ("qwen3", "sdar", "qwen3_moe", "sdar_moe", "lladamoe", "llada2_moe")
 _BIASED = ("qwen2", "mimo", "Dream", "Fast_dLLM_Qwen")
 # What the programs of these take for absent keys, where it is not what Llama's takes.
-_ABSENT = {
+_ABSENT: dict[str, dict[str, Any]] = {
   "mixtral": {
     "rope_theta": 1e6,
     "rms_norm_eps": 1e-5,
     "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
   },
+  "wedlm": {"attention_bias": True},
   "lladamoe": {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
   "llada2_moe": {
     "rms_norm_eps": 1e-5,
@@ -56,7 +57,7 @@ SCHEMA = {
   "intermediate_size": _SIZE, "max_position_embeddings": _SIZE, "rope_theta": _POSITIVE,
   "rms_norm_eps": _POSITIVE, "tie_word_embeddings": bool, "mlp_bias": _no_bias,
   "attention_bias": bool, "hidden_act": _SILU, "is_causal": bool, "specjax_any_order": bool,
-  "specjax_uniform": bool, "partial_rotary_factor": float,
+  "specjax_uniform": bool, "qk_norm": bool, "partial_rotary_factor": float,
   "use_sliding_window": bool, "sliding_window": _SIZE, "max_window_layers": int,
   "layer_types": tuple[str, ...],
 }  # fmt: skip
@@ -164,12 +165,13 @@ def from_json(raw: Mapping[str, Any], where: str = "config.json") -> Config:
       norm_epsilon=known.get("rms_norm_eps", 1e-6),
       tied=known.get("tie_word_embeddings", False),
       qkv_bias=family in _BIASED or known.get("attention_bias", False),
-      qk_norm=family in _NORMED,
+      qk_norm=family in _NORMED or (family == "wedlm" and known.get("qk_norm", False)),
       window=window,
       causal=known.get("is_causal", family not in _BOTH_SIDES),
       block_length=_block_length(raw, family, where),
       any_order=known.get("specjax_any_order", False),
       uniform=known.get("specjax_uniform", False),
+      masks_last=family == "wedlm",
       rotary_dim=None if share == 1 else int(head_dim * share),
       experts=hf_experts.read(raw, family, layers, where),
     )
@@ -208,6 +210,8 @@ def check_keys(raw: Mapping[str, Any], config: Config, where: str, used: Collect
 
 def _family(config: Config, mask: bool, shift: bool) -> tuple[str, str]:
   """(model_type, architecture) of the family that has these features."""
+  if config.masks_last and config.experts is None and config.rotary_dim is None:
+    return "wedlm", "WeDLMForCausalLM"
   if config.qk_norm and config.qkv_bias:
     raise ValueError("qk_norm=True with qkv_bias=True: no Hugging Face family has both.")
   if config.experts is not None:
@@ -244,7 +248,7 @@ def to_json(config: Config, *, mask: bool = False, shift: bool = False) -> dict[
   """The config.json of a Config, in the layout that old and new transformers read.
 
   With a mask token it is that of the published denoiser of these features, where there is one:
-  LLaDA, Dream, SDAR, Fast-dLLM v2, LLaDA-MoE, SDAR-MoE or LLaDA2.
+  LLaDA, Dream, SDAR, Fast-dLLM v2, WeDLM, LLaDA-MoE, SDAR-MoE or LLaDA2.
 
   Args:
     mask: whether the model has a mask token.
@@ -271,6 +275,8 @@ def to_json(config: Config, *, mask: bool = False, shift: bool = False) -> dict[
     raw["sliding_window"] = config.window
     if family not in ("mistral", "mixtral"):
       raw |= {"use_sliding_window": True, "max_window_layers": 0}
+  if family == "wedlm":
+    raw |= {"attention_bias": config.qkv_bias, "qk_norm": config.qk_norm}
   if family in _BLOCKS:
     raw[_BLOCKS[family][0]] = config.block_length
   elif config.block_length is not None:

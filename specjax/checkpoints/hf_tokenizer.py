@@ -22,7 +22,9 @@ _CLASSES = {
   "DreamTokenizer": "qwen2",
   "GPT2Tokenizer": "gpt-2",
 }
-_QWEN = ("qwen2", "qwen3", "qwen3_moe", "mimo", "Dream", "sdar", "sdar_moe", "Fast_dLLM_Qwen")
+_QWEN = (
+  "qwen2", "qwen3", "qwen3_moe", "mimo", "Dream", "sdar", "sdar_moe", "Fast_dLLM_Qwen", "wedlm",
+)  # fmt: skip
 _OTHERS = {"tekken.json": "mistral-common", "*.tiktoken": "tiktoken", "vocab.txt": "WordPiece",
            "spiece.model": "T5", "*.model.v*": "mistral-common"}  # fmt: skip
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")

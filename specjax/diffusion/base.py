@@ -54,12 +54,15 @@ class Canvas(NamedTuple):
     end: i32[B]. Slots from `end` on are not seen and not filled. Stopping rules only lower it.
     soft: [B, L, E], what the last pass said of each slot as an embedding, 0 where none has; () for
       a denoiser that does not read it.
+    sure: f32[B, L], the confidence that each slot had when it was last in a window, 0 where none
+      was; () for a cache that does not ask.
   """
 
   tokens: Text
   masked: TextMask
   end: PerRow
   soft: Any = ()
+  sure: Any = ()
 
   @property
   def inside(self) -> Array:
@@ -170,6 +173,9 @@ class Denoiser(NamedTuple):
       of these N slots, each of which sees those before it. `evaluate` then reads no slot before the
       block but as `Earlier`. None where `evaluate` gives all keys and values.
     length: how many slots its blocks have by default (static), None for no number of its own.
+    masks_last: whether slots see in an order that has the filled ones first and the masked ones
+      behind them: a filled slot sees the filled ones up to itself, a masked one all that are filled
+      and the masked ones up to itself (static; WeDLM).
     rows: (params, index i32[M]) -> the params with which M rows of the B are evaluated; those of
       a network are the same for every row.
   """
@@ -185,6 +191,7 @@ class Denoiser(NamedTuple):
   encode: Callable[..., Any] | None = None
   length: int | None = None
   rows: Callable[[Params, Array], Params] = same_params
+  masks_last: bool = False
 
 
 class CanvasCache(NamedTuple):
@@ -196,12 +203,14 @@ class CanvasCache(NamedTuple):
     states: (params, cache, canvas, lo i32[B], fresh bool[B]) -> ([B, W, E], cache): what predicts
       slots lo..lo + W - 1. `fresh` marks rows that begin a block.
     steady: whether a pass finds the same when passes between it and its block's first are left out.
+    asks: whether it reads `Canvas.sure` (static).
   """
 
   name: str
   init: Callable[..., Any]
   states: Callable[..., tuple[Array, Any]]
   steady: bool = True
+  asks: bool = False
 
 
 class Transform(NamedTuple):
@@ -322,6 +331,7 @@ class Blocks(NamedTuple):
       `prediction.open` holds all masked slots of the window.
     parameters: class of `params`, a NamedTuple of `Parameter`s.
     length: what `size` gives, where it is always the same (static).
+    slides: whether every round begins a block, with the first masked slot (static).
   """
 
   name: str
@@ -329,6 +339,7 @@ class Blocks(NamedTuple):
   size: Callable[..., Array]
   parameters: Callable[..., Params] = tuple
   length: int | None = None
+  slides: bool = False
 
 
 class Stopping(NamedTuple):

@@ -144,7 +144,7 @@ def start(method: DenoiseMethod, weights: Weights, canvas: Canvas) -> DenoiseSta
   Raises:
     ValueError: blocks that cross those of the denoiser.
   """
-  check_blocks(method.denoiser, method.blocks)
+  check_blocks(method.denoiser, method.blocks, method.policy)
   B, L = canvas.tokens.shape
   denoiser = method.denoiser
   if denoiser.mask is not None:
@@ -153,6 +153,8 @@ def start(method: DenoiseMethod, weights: Weights, canvas: Canvas) -> DenoiseSta
     one = jax.ShapeDtypeStruct((B, L, denoiser.vocab_size), jnp.float32)
     soft = jax.eval_shape(denoiser.soften, weights.denoiser, one, canvas.end)
     canvas = canvas._replace(soft=jnp.zeros(soft.shape, soft.dtype))
+  if method.cache.asks:
+    canvas = canvas._replace(sure=jnp.zeros((B, L)))
   lo, zero = _next_block(method, canvas), jnp.zeros(B, jnp.int32)
   memory, transforms = _memories(method, B)
   return DenoiseState(
@@ -324,6 +326,10 @@ def act(
     column = jnp.where(prediction.block & live[:, None], position, canvas.tokens.shape[1])
     told = soft.astype(canvas.soft.dtype)
     canvas = canvas._replace(soft=canvas.soft.at[row, column].set(told, mode="drop"))
+  if method.cache.asks:
+    column = jnp.where(masked & live[:, None], position, canvas.tokens.shape[1])
+    sure = canvas.sure.at[row, column].set(prediction.confidence, mode="drop")
+    canvas = canvas._replace(sure=sure)
 
   may = may_be_open(change, open_)
   full = ~(may & ~change.commit).any(1)
@@ -332,6 +338,8 @@ def act(
   canvas = rows_where(live, ended, canvas)
   full = ~(may & canvas.masked[row, position] & (position < canvas.end[:, None])).any(1)
   following = _next_block(method, canvas)
+  if blocks.slides:
+    full = jnp.ones_like(full)
   if change.stay is not None:
     stay = change.stay & (state.lo < canvas.end)
     full, following = full & ~stay, jnp.where(stay, state.lo, following)

@@ -58,10 +58,14 @@ def _over(other: State, state: State) -> State:
 
 
 def _apart(method: DenoiseMethod) -> bool:
-  """Whether no slot sees a later block, nor is one filled before its block begins."""
+  """Whether no slot needs later masked ones, nor is one filled before its block begins."""
   denoiser, blocks = method.denoiser, method.blocks
-  apart = denoiser.block is not None or denoiser.encode is not None
-  return apart and blocks.length == blocks.window and not method.stopping.fills
+  ordered = denoiser.block is not None or denoiser.masks_last
+  return (
+    (ordered or denoiser.encode is not None)
+    and blocks.length == blocks.window
+    and not method.stopping.fills
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +152,7 @@ class AnySubset:
   def advance(
     self, weights: Weights, request: DenoiseRequest, state: State, rounds: Array
   ) -> State:
-    asked = any_subset.AnySubsetRequest(request.settings, request.key)
+    asked = any_subset.AnySubsetRequest(request.settings, request.key, weights.stopping)
     own = any_subset.compiled_advance(
       self.model, weights.denoiser, asked, state.state, rounds, guesses=self.guesses
     )
@@ -157,10 +161,10 @@ class AnySubset:
   def filled(self, state: State) -> Filled:
     own, canvas = state
     tokens = jnp.where(own.rank < own.filled[:, None], own.tokens, canvas.tokens)
-    left = (own.rank >= own.filled[:, None]) & canvas.inside
-    settled = jnp.where(left.any(1), jnp.argmax(left, 1).astype(jnp.int32), canvas.end)
+    left = (own.rank >= own.filled[:, None]) & canvas._replace(end=own.end).inside
+    settled = jnp.where(left.any(1), jnp.argmax(left, 1).astype(jnp.int32), own.end)
     done = own.filled >= own.total
-    return Filled(tokens, canvas.end, settled, own.when, own.log_prob, own.passes, done)
+    return Filled(tokens, own.end, settled, own.when, own.log_prob, own.passes, done)
 
 
 Loop = Denoise | DraftVerify | AnySubset

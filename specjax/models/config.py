@@ -253,6 +253,8 @@ class Config:
       diffusion): a position sees its own block and those before it. None for no blocks.
     any_order: whether the weights are those of a model of any slots given any others, with two
       rows for every slot, see `models.any_order`.
+    masks_last: where causal is False, whether attention is causal in an order that has the filled
+      slots first and the masked ones behind them (WeDLM).
     uniform: where causal is False, whether noise is any token, so that no mask shows an empty slot.
     canvas: where causal is False, the length of the canvases of a decoder that reads what a causal
       encoder of the same weights wrote, and what its own last pass said (DiffusionGemma); or None.
@@ -338,6 +340,7 @@ class Config:
   layer_vocab: int | None = None
   streams: Streams | None = None
   sparsity: float = 0.0
+  masks_last: bool = False
 
   def __post_init__(self):
     checks.choice("norms", self.norms, ("before", "after", "both", "shared"))
@@ -366,6 +369,12 @@ class Config:
       checks.refuse("any_order", True, "False with causal=True, or with blocks")
     if self.uniform and self.causal:
       checks.refuse("uniform", True, "False with causal=True")
+    if self.masks_last and (
+      self.causal or self.block_length is not None or self.any_order or self.uniform
+    ):
+      checks.refuse(
+        "masks_last", True, "False with causal=True, blocks, any_order or uniform noise"
+      )
     rotary = self.rotary_dim
     if rotary and (checks.whole("rotary_dim", rotary, 2, self.head_dim) % 2):
       checks.refuse("rotary_dim", rotary, EVEN)

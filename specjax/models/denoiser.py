@@ -1,5 +1,6 @@
 """A transformer as a denoiser: bidirectional as in LLaDA or, with shifted states, in Dream; or
-causal over blocks and bidirectional within them, as in SDAR or, with shifted states, Fast-dLLM v2.
+causal over blocks and bidirectional within them, as in SDAR or, with shifted states, Fast-dLLM v2;
+or causal in an order that has the masks last, as in WeDLM.
 """
 
 import functools
@@ -43,6 +44,18 @@ def _pieces(config: Config) -> Pieces:
   )
 
 
+def in_order(masked: Array, position: Array) -> Array:
+  """bool[B, N, N]: what each slot sees where the filled slots come first and the masked ones last.
+
+  WeDLM (Liu et al. 2025, arXiv 2512.22737, topological reordering): attention is causal in that
+  order, and positions stay what they are, so nothing has to be moved. masked: bool[B, N],
+  position: i32[B, N].
+  """
+  before = position[:, None] <= position[:, :, None]
+  reading, read = masked[:, :, None], masked[:, None]
+  return jnp.where(read, reading & before, reading | before)
+
+
 @functools.cache
 def denoiser(config: Config, mask: int | None, shift: bool = False) -> Denoiser:
   """The network as the functions of the contract; one object per config, so jit caches hit.
@@ -57,7 +70,8 @@ def denoiser(config: Config, mask: int | None, shift: bool = False) -> Denoiser:
     shift: see `Denoiser`.
 
   Raises:
-    ValueError: a causal config, one with an attention window, or a mask that is no token of it.
+    ValueError: a causal config, one with an attention window, a mask that is no token of it, or
+      shifted states where masks are read last.
   """
   if config.causal:
     raise ValueError("`causal` must be False for a denoiser, which sees both sides, got True.")
@@ -69,6 +83,8 @@ def denoiser(config: Config, mask: int | None, shift: bool = False) -> Denoiser:
     )
   if mask is not None:
     checks.whole("mask", mask, 0, config.vocab_size - 1)
+  if shift and config.masks_last:
+    checks.refuse("shift", True, "False for a model that reads masks last")
   apply: Callable[..., Any] = Transformer(config).apply
 
   def evaluate(
@@ -84,6 +100,9 @@ def denoiser(config: Config, mask: int | None, shift: bool = False) -> Denoiser:
     if config.block_length is not None:
       block = position // config.block_length
       sees = sees & (block[:, None] <= block[:, :, None])
+    if config.masks_last:
+      assert mask is not None  # noise is not uniform, see `Config`
+      sees = sees & in_order(jnp.equal(tokens, mask), position)
     cache, visible = None, None
     if earlier is not None:
       cache, visible = Cache(earlier.kv, jnp.zeros(B, jnp.int32)), earlier.visible
@@ -96,8 +115,9 @@ def denoiser(config: Config, mask: int | None, shift: bool = False) -> Denoiser:
     return features.hidden, kv
 
   head = functools.partial(apply, method="head")
-  pieces = None if config.block_length else _pieces(config)
-  return Denoiser(config.vocab_size, mask, shift, evaluate, head, pieces, config.block_length)
+  pieces = None if config.block_length or config.masks_last else _pieces(config)
+  made = Denoiser(config.vocab_size, mask, shift, evaluate, head, pieces, config.block_length)
+  return made._replace(masks_last=config.masks_last)
 
 
 @functools.cache

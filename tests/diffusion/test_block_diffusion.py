@@ -251,7 +251,7 @@ def test_blocks_that_cross_the_denoisers_are_refused(sizes):
     denoise.start(method, denoise.Weights(weights()), canvases())
 
 
-@pytest.mark.parametrize("name", sorted(caches.CACHES.keys() - {"none", "committed"}))
+@pytest.mark.parametrize("name", sorted(caches.CACHES.keys() - {"none", "committed", "streamed"}))
 def test_caches_of_a_whole_canvas_are_refused(name):
   with pytest.raises(ValueError, match=f"`cache` must be none or committed.*, got '{name}'"):
     caches.CACHES[name](denoiser(CONFIG, MASK), D)

@@ -27,9 +27,12 @@ def copies(program: str) -> int:
   return len(re.findall(copy, program))
 
 
+NAMES = ["committed", "dual", "prefix", "similar", "delayed", "elastic", "dual_adaptive"]
+
+
 @pytest.mark.slow
 @pytest.mark.full(but=["committed"])
-@pytest.mark.parametrize("name", ["committed", "dual", "prefix", "similar", "delayed", "elastic"])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_loop_does_not_copy_the_cache(name):
   config = dataclasses.replace(CONFIG, block_length=W if name == "committed" else None)
   network = denoiser(config, 23)

@@ -36,6 +36,7 @@ EVERY_PASS = {
   "similar": functools.partial(caches.similar, prompt_every=1, answer_every=1),
   "delayed": functools.partial(caches.delayed, every=1),
   "elastic": functools.partial(caches.elastic, drift=2.0),
+  "dual_adaptive": functools.partial(caches.dual_adaptive, rest=L, p=1.0),
   "scratchpad": functools.partial(caches.scratchpad, ahead=L, decay=0.0, scale=3.0, lengths=1),
   "similar, all turned": functools.partial(
     caches.similar, prompt_every=1, answer_every=1000, ratio=1.0
@@ -49,6 +50,7 @@ SOME_PASSES = {
   "sliding": functools.partial(caches.sliding, ahead=L, every=5),
   "delayed": functools.partial(caches.delayed, every=4, lengths=3),
   "elastic": caches.elastic,
+  "dual_adaptive": caches.dual_adaptive,
   # Exact in one layer because the first is always computed in full.
   "similar": functools.partial(
     caches.similar, prompt_every=7, answer_every=3, ratio=0.2, answers=18

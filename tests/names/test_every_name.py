@@ -75,6 +75,7 @@ def home(tmp_path_factory):
     "denoiser-student": dataclasses.replace(CONFIG, causal=False, layers=1),
     "blocks": dataclasses.replace(CONFIG, causal=False, layers=2, block_length=W),
     "any": dataclasses.replace(CONFIG, causal=False, layers=2, any_order=True),
+    "last": dataclasses.replace(CONFIG, causal=False, layers=2, masks_last=True),
   }.items()):  # fmt: skip
     params = weights_of(Transformer(config).init, jax.random.key(0), z, z, mask, seed=seed)
     params = jax.tree.map(lambda x: 4 * x, params)  # so that they are sure of some tokens
@@ -156,6 +157,8 @@ OTHER = {
   "size": 5,
   "bits": 2,
   "outliers": 0.2,
+  "rest": 3,
+  "masks": 2,
 }
 KINDS, ROWS = catalogue.kinds(), catalogue.parts()
 DECORATING = ("additions to a policy", "blocks", "cache", "stopping", "transform", "draws",
@@ -230,7 +233,7 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0, of: str = "
   def fills(policy: str):
     # A random model says one of its words often, and hardly ever that the text ends.
     stop = (TOKENIZER.id("="),) if door == "stopping" else ()
-    name = {"committed": "blocks", "assd": "any"}.get(of, "denoiser")
+    name = {"committed": "blocks", "assd": "any", "streamed": "last"}.get(of, "denoiser")
     model = dataclasses.replace(loaded(str(home / name)), stop=stop)
     drawn = 2.0 if door in ("draws", "confidence") else 0.0
     return DiffusionDecoder(model, placed(policy.rstrip("/")), temperature=drawn)
@@ -480,10 +483,10 @@ PAIRS = {
             "0.9-0.2-0.9-0-1:0.9-0.2-0.9-0-3",
   "specdecpp": "0.1:0.9 0.1-1:0.1-3", "marginal": "0.1:0.9 0.1:0.1-0.8 0.5-0-0:0.5-0-1",
   "ensemble": "0.1:0.9", "sorted": "0.1:0.99 0-1:0-3", "rapid": "3-1:7-1 3-1:3-2",
-  "transfer": "0:9 90-0:90-1", "rows": "2:9", "typical": "0.01-3:0.9-3 0.9-0.01:0.9-3",
+  "transfer": "0:9 90-0:90-1", "rows": "2:9 2-0:2-1", "typical": "0.01-3:0.9-3 0.9-0.01:0.9-3",
   "judge": "0.2:0.99", "reflective": "0.1:0.9", "reflective_once": "0.1:0.9",
   "penalties": "1:3 1-0:1-5 1-0-0:1-0-5 1-0-0-0:1-0-0-5", "momentum": "0:0.9 0.9-1:0.9-5",
-  "entropy_bound": "0.1:2.0",
+  "entropy_bound": "0.1:2.0", "entropy_distance": "0.1:3.0 3.0-0:3.0-5", "streaming": "6:3",
   "local_leap": "0.9:0.45 0.6-0.6:0.6-0.1 0.6-0.1-4:0.6-0.1-0",
   "hierarchy": "0.92:0.46 0.92-0.99:0.92-0.01",
   "in_flight": "2:4 4-0.9:4-0.3 2-0.3-0.0:2-0.3-1.0 2-0.9-0.0-0.0:2-0.9-0.0-1.0",
@@ -494,6 +497,8 @@ PAIRS = {
   "origin": "16:2 4:4-0.9", "steps": "16:4", "timesteps": "16:2 4:4-0.9",
   "remdm": "16:3 8-0:8-1.0", "wino": "0.6:0.1 0.1-0.9:0.1-0.01",
   "remask": "0.9:0.2", "delayed": "8:2 8-4:8-1",
+  "dual_adaptive": "0-1.0:9-1.0 9-0.0:9-1.0 9-0.0-1.0-0-1:9-0.0-30.0-0-1 "
+                   "9-0.0-10.0-0:9-0.0-10.0-30 9-0.0-10.0-0-1:9-0.0-10.0-0-6",
   "elastic": "0.0:2.0", "smoothed": "0.0:0.9 0.9-0.1:0.9-0.9 0.9-0.1-0.0:0.9-0.1-0.9",
   "scratchpad": "256:1 9:9-9.0 9:9-4.0-0.1",
   "edit": "0.0:0.99 0.0-16:0.0-0", "renoise": "48:3",

@@ -17,6 +17,7 @@ from jax import Array
 
 from specjax.base import Params
 from specjax.data.packing import PackedRows
+from specjax.models.denoiser import in_order
 from specjax.models.transformer import Transformer
 from specjax.train.recipe import masking
 
@@ -63,6 +64,9 @@ def states(
   clean: PackedRows,
   shift: bool,
   seen: Array | None = None,
+  *,
+  D: int,
+  masked: Array | None = None,
 ) -> Array:
   """States [B, T, E] that say every slot, each given its noisy block and the clean ones before it.
 
@@ -74,15 +78,19 @@ def states(
     noisy: i32[B, T], tokens and masks.
     clean: the rows without masks. Blocks begin at multiples of D, and so do texts.
     seen: bool[T, T], whether slot i may see slot j of its own block; by default all do.
+    D: static.
+    masked: bool[B, T], the masks of a model that reads them last, see `models.denoiser.in_order`:
+      both halves are then causal, the clean one from left to right (WeDLM, Liu et al. 2025, arXiv
+      2512.22737, dual-stream masking).
   """
   T = noisy.shape[1]
-  D = network.config.block_length
-  assert D is not None
   slot = jnp.arange(T, dtype=jnp.int32)
   position, segment = (jnp.tile(jnp.asarray(x), 2) for x in (clean.position, clean.segment))
   mask = halves_mask(T, D)
   mask = mask if seen is None else mask & jnp.tile(seen, (2, 2))
   mask = mask[None] & (segment[:, :, None] == segment[:, None, :])
+  if masked is not None:
+    mask = mask & in_order(jnp.concatenate([masked, jnp.zeros_like(masked)], 1), position)
   tokens = jnp.concatenate([noisy, jnp.asarray(clean.tokens)], 1)
   hidden: Any = network.apply(params, tokens, position, mask)[0]
   if not shift:

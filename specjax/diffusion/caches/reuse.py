@@ -25,7 +25,11 @@ def reading(denoiser: Denoiser, lo: Array, window: int) -> Array:
 
 
 def of_whole_canvas(denoiser: Denoiser, name: str) -> None:
-  """ValueError for a denoiser that is causal over blocks: `Earlier` does not part its slots."""
+  """ValueError where slots do not all see each other, since `Earlier` does not part them."""
+  if denoiser.masks_last:
+    raise ValueError(
+      f"`cache` must be none or streamed for a denoiser that reads masks last, got {name!r}."
+    )
   if denoiser.block is not None:
     raise ValueError(
       "`cache` must be none or committed for a denoiser that is causal over blocks of "

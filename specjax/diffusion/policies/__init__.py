@@ -26,6 +26,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
   "entropy": best.entropy, "left_to_right": best.left_to_right, "threshold": threshold.threshold,
   "factor": best.factor, "frechet": best.frechet,
   "entropy_threshold": threshold.entropy_threshold, "entropy_bound": best.entropy_bound,
+  "entropy_distance": threshold.entropy_distance,
   "local_leap": threshold.local_leap, "hierarchy": threshold.hierarchy, "warm_up": best.warm_up,
   "in_flight": in_flight, "klass": klass, "learned": learned, "explore": threshold.explore,
   "origin": schedule.origin, "remdm": remdm, "wino": wino, "remask": remask,

@@ -248,7 +248,7 @@ def _any_subset(model: Model, parts: Sequence[Part], decorations: Mapping[str, A
   name, numbers = grammar.bind("policy", part, known)
   guesses = checks.whole("guesses", (known | numbers)["guesses"], 1, 4096)
   loop = AnySubset(model.any_order, guesses)
-  weights = denoise.Weights(model.params)
+  weights = denoise.Weights(model.params, stopping=jnp.asarray([*model.stop, -1], jnp.int32))
   return Denoising(name, model, loop, lambda B: weights, lambda _, key: model.params)
 
 
@@ -297,8 +297,9 @@ def build_denoising(model: Model, given: Any, **decorations: Any) -> Denoising:
   denoiser, wrap = _denoiser(model, chosen, labels)
   labels["blocks"], blocks, sizes = _blocks(chosen["blocks"], model, denoiser, policy, params)
   checks.whole("blocks", blocks.window, 1, 2**16, note="slots of a block")
-  check_blocks(denoiser, blocks)
-  defaults = DEFAULTS | {"cache": "none" if denoiser.block is None else "committed"}
+  check_blocks(denoiser, blocks, policy)
+  own_cache = "none" if denoiser.block is None else "committed"
+  defaults = DEFAULTS | {"cache": "streamed" if denoiser.masks_last else own_cache}
   if denoiser.encode is not None:
     if (given_cache := chosen["cache"]) is not None:
       name = getattr(given_cache, "name", given_cache)
