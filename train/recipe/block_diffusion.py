@@ -65,7 +65,7 @@ def states(
   shift: bool,
   seen: Array | None = None,
   *,
-  D: int,
+  D: int | None = None,
   masked: Array | None = None,
 ) -> Array:
   """States [B, T, E] that say every slot, each given its noisy block and the clean ones before it.
@@ -78,12 +78,13 @@ def states(
     noisy: i32[B, T], tokens and masks.
     clean: the rows without masks. Blocks begin at multiples of D, and so do texts.
     seen: bool[T, T], whether slot i may see slot j of its own block; by default all do.
-    D: static.
+    D: static; by default the network's.
     masked: bool[B, T], the masks of a model that reads them last, see `models.denoiser.in_order`:
       both halves are then causal, the clean one from left to right (WeDLM, Liu et al. 2025, arXiv
       2512.22737, dual-stream masking).
   """
-  T = noisy.shape[1]
+  T, D = noisy.shape[1], D or network.config.block_length
+  assert D is not None
   slot = jnp.arange(T, dtype=jnp.int32)
   position, segment = (jnp.tile(jnp.asarray(x), 2) for x in (clean.position, clean.segment))
   mask = halves_mask(T, D)
