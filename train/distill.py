@@ -29,6 +29,7 @@ from specjax.cli.arguments import Dtype
 from specjax.data import lists
 from specjax.data.sources import open_source
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
+from specjax.models.denoiser import in_order
 from specjax.models.transformer import Transformer
 from specjax.names.load import Model
 from specjax.train.recipe import (
@@ -232,8 +233,10 @@ def main(config: Config) -> None:
     # Both passes are one: the second half of a batch of twice the size.
     both, seen = jnp.where(drawn.hidden, mask, tokens[None]), jnp.tile(used, (2, 1))
     params = low_rank.weights(trained, frozen, config.dtype)
-    blocks = None if D is None else block_diffusion.causal_mask(T, D)
-    states = forward.states(network, params, both.reshape(2 * B, T), seen, model.shift, blocks)
+    rows, order = both.reshape(2 * B, T), None if D is None else block_diffusion.causal_mask(T, D)
+    if model.config.masks_last:
+      order = in_order(jnp.equal(rows, mask), jnp.arange(T, dtype=jnp.int32)[None])
+    states = forward.states(network, params, rows, seen, model.shift, order)
 
     def head(x: Array) -> Array:
       logits = jnp.asarray(network.apply(params, x, method="head"))

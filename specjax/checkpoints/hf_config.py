@@ -210,7 +210,9 @@ def check_keys(raw: Mapping[str, Any], config: Config, where: str, used: Collect
 
 def _family(config: Config, mask: bool, shift: bool) -> tuple[str, str]:
   """(model_type, architecture) of the family that has these features."""
-  if config.masks_last and config.experts is None and config.rotary_dim is None:
+  if config.masks_last:
+    if config.experts is not None or config.rotary_dim is not None:
+      raise ValueError("masks_last=True: no Hugging Face family with experts or rotary_dim has it.")
     return "wedlm", "WeDLMForCausalLM"
   if config.qk_norm and config.qkv_bias:
     raise ValueError("qk_norm=True with qkv_bias=True: no Hugging Face family has both.")

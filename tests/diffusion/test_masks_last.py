@@ -16,10 +16,10 @@ from specjax.diffusion.base import Canvas
 from specjax.diffusion.policies import POLICIES, editing
 from specjax.diffusion.policies.threshold import Distance
 from specjax.models.config import Config
-from specjax.models.denoiser import denoiser, smoothed
+from specjax.models.denoiser import denoiser, in_order, smoothed
 from specjax.models.transformer import Transformer, init
 from specjax.sampling import request_keys
-from specjax.train.recipe import block_diffusion
+from specjax.train.recipe import block_diffusion, forward
 
 V, MASK, W, L, B = 24, 23, 6, 40, 5
 CONFIG = Config(
@@ -148,6 +148,17 @@ def test_the_loss_sees_what_decoding_sees():
     seen = (masked & block)[: begin + D]
     wanted = ordered_logits(tokens[: begin + D], np.arange(begin + D), seen)
     np.testing.assert_allclose(logits[begin : begin + D], wanted[begin:], atol=2e-5)
+
+
+def test_a_student_sees_what_decoding_sees():
+  rng, masked = np.random.default_rng(3), np.arange(8) > 3
+  tokens = rng.integers(0, V - 1, 8).astype(np.int32)
+  rows = jnp.where(masked, MASK, tokens)[None]
+  seen = in_order(rows == MASK, jnp.arange(8)[None])
+  used = jnp.ones(rows.shape, bool)
+  states = forward.states(Transformer(BOTH_SIDES), weights(), rows, used, False, seen)
+  logits = Transformer(CONFIG).apply(weights(), states, method="head")[0]
+  np.testing.assert_allclose(logits, ordered_logits(tokens, np.arange(8), masked), atol=2e-5)
 
 
 def test_a_checkpoint_is_written_in_its_own_layout(tmp_path):

@@ -56,13 +56,14 @@ def states(
 ) -> Array:
   """States [B, T, E] that say every slot of i32[B, T]; attention sees the slots `used` bool[B, T].
 
-  Of these, slot i sees slot j where `seen` bool[T, T] says so, by default all. With `shift` the
-  state before a slot says it, as in Dream, and slot 0 says itself.
+  Of these, slot i sees slot j where `seen` bool[T, T] or [B, T, T] says so, by default all. With
+  `shift` the state before a slot says it, as in Dream, and slot 0 says itself.
   """
   B, T = tokens.shape
   position = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
   mask = jnp.broadcast_to(used[:, None], (B, T, T))
-  mask = mask if seen is None else mask & seen[None]
+  if seen is not None:
+    mask = mask & jnp.broadcast_to(seen, mask.shape)
   hidden = jnp.asarray(network.apply(params, tokens, position, mask)[0])
   return jnp.concatenate([hidden[:, :1], hidden[:, :-1]], 1) if shift else hidden
 
