@@ -171,7 +171,7 @@ DENOISE = [
   ("--prompt Ann --policy medusa",
    "`policy` must be one of random, confidence, margin .. got 'medusa'."),
   ("--prompt Ann --policy threshold/oracle",
-   "policy/oracle: after policy/ may follow fixed, adaptive, none, dual, vicinity,"),
+   "policy/oracle: after policy/ may follow fixed, adaptive, streaming, none, dual,"),
   ("--prompt Ann --policy threshold/dual/free", "`cache` must be given once, and dual is one"),
   ("--prompt Ann --policy threshold-0.9-1", "threshold takes least=0.9"),
   ("--prompt Ann --policy confidence-0.5", "`slots` must be a whole number, got 0.5."),

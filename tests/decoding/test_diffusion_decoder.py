@@ -122,7 +122,7 @@ def test_numbers_keep_their_kind(model):
     ("threshold/end_suppressed-1", "end_suppressed takes no number"),
     (
       "threshold/medusa",
-      "policy/medusa: after policy/ may follow fixed, adaptive, none, dual, vicinity,",
+      "policy/medusa: after policy/ may follow fixed, adaptive, streaming, none, dual,",
     ),
   ],
 )

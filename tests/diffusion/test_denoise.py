@@ -13,6 +13,7 @@ from specjax.diffusion.credit import Credit, credit
 from specjax.diffusion.guidance import Guided, guided
 from specjax.diffusion.policies import (
   POLICIES,
+  Distance,
   Exploration,
   Filter,
   Flight,
@@ -37,7 +38,7 @@ PARAMS = {
   "margin": Ranked(np.int32(2), np.float32(0)), "entropy": Ranked(np.int32(1), np.float32(0.3)),
   "left_to_right": np.int32(1), "threshold": np.float32(0.3), "factor": np.float32(1.6),
   "frechet": np.float32(-0.4), "entropy_threshold": np.float32(2.0),
-  "entropy_bound": np.float32(2.0),
+  "entropy_bound": np.float32(2.0), "entropy_distance": Distance(np.float32(2.0), np.float32(0.1)),
   "local_leap": Leap(np.float32(0.4), np.float32(0.2), np.int32(2)),
   "hierarchy": Levels(np.float32(0.6), np.float32(0.1)), "warm_up": np.int32(2),
   "in_flight": Flight(np.int32(2), np.float32(0.4), np.float32(0.5), np.float32(1.0)),

@@ -13,8 +13,7 @@ from specjax.checkpoints import hf
 from specjax.data.packing import pack
 from specjax.diffusion import blocks, caches, denoise, stopping
 from specjax.diffusion.base import Canvas
-from specjax.diffusion.policies import POLICIES, editing
-from specjax.diffusion.policies.threshold import Distance
+from specjax.diffusion.policies import POLICIES, Distance, editing
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser, in_order, smoothed
 from specjax.models.transformer import Transformer, init

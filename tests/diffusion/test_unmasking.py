@@ -9,6 +9,7 @@ from scipy import stats
 from specjax.diffusion.base import Prediction, at_least_one
 from specjax.diffusion.policies import (
   POLICIES,
+  Distance,
   EndLast,
   Exploration,
   Filter,
@@ -140,6 +141,11 @@ def by_warm_up(s, k):
   )
 
 
+def by_distance(s, p):
+  todo = np.flatnonzero(s["open"])
+  return {i for i in todo if s["entropy"][i] + p.slot * (i - todo[0]) < p.most}
+
+
 CASES = {
   "random": (np.int32(3), by_quota(lambda s: s["uniform"])),
   "confidence": (np.int32(2), by_quota(lambda s: s["confidence"])),
@@ -155,6 +161,7 @@ CASES = {
     np.float32(0.5), lambda s, t: {i for i in np.flatnonzero(s["open"]) if s["entropy"][i] <= t},
   ),
   "entropy_bound": (np.float32(0.3), by_entropy_bound),
+  "entropy_distance": (Distance(np.float32(0.65), np.float32(0.1)), by_distance),
   "local_leap": (Leap(np.float32(0.9), np.float32(0.6), np.int32(2)), by_leap),
   "hierarchy": (Levels(np.float32(0.95), np.float32(0.5)), by_hierarchy),
   "in_flight": (Flight(np.int32(3), np.float32(0.8), np.float32(0.3), np.float32(0.6)), by_flight),

@@ -78,7 +78,7 @@ def test_a_run_writes_what_it_measured(list_denoiser, tmp_path):
   [
     (
       "threshold/quick",
-      "policy/quick: after policy/ may follow fixed, adaptive, none, dual, vicinity,",
+      "policy/quick: after policy/ may follow fixed, adaptive, streaming, none, dual,",
     ),
     (
       "entropy_threshold/student",

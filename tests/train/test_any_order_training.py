@@ -75,7 +75,7 @@ def test_the_script_makes_a_model_that_assd_decodes(options):
   assert loss[-1] < loss[0]
   model = specjax.load(f"{options.out}/model")
   assert model.config.any_order and not model.config.causal
-  (answer,) = specjax.DiffusionDecoder(model, "assd-3")(["copy : Ann Bob ="], 6)
+  (answer,) = specjax.DiffusionDecoder(model, "assd-3/whole")(["copy : Ann Bob ="], 6)
   assert answer.passes <= 6 and len(answer.filling.canvas) > 6
 
 

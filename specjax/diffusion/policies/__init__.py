@@ -14,11 +14,17 @@ from specjax.diffusion.policies.learned import Filter, learned
 from specjax.diffusion.policies.r2 import Redundancy, r2
 from specjax.diffusion.policies.remasking import remask, wino
 from specjax.diffusion.policies.renoise import renoise, settled
-from specjax.diffusion.policies.threshold import Exploration, Leap, Levels, Threshold
+from specjax.diffusion.policies.threshold import (
+  Distance,
+  Exploration,
+  Leap,
+  Levels,
+  Threshold,
+)
 
 __all__ = [
-  "ADDED", "GUIDED", "POLICIES", "EndLast", "Exploration", "Filter", "Flight", "Guide", "Leap",
-  "Levels", "Quota", "Ranked", "Redundancy", "Stable", "Threshold",
+  "ADDED", "GUIDED", "POLICIES", "Distance", "EndLast", "Exploration", "Filter", "Flight", "Guide",
+  "Leap", "Levels", "Quota", "Ranked", "Redundancy", "Stable", "Threshold",
 ]  # fmt: skip
 
 POLICIES: dict[str, Callable[[], Policy]] = {

@@ -239,16 +239,19 @@ def _any_subset(model: Model, parts: Sequence[Part], decorations: Mapping[str, A
   """The loop of a model of any slots given any others; nothing decorates it."""
   part, *others = parts
   given = [k for k, x in decorations.items() if x is not None]
-  if others or part.decorations or given:
+  whole = [one.name for one in part.decorations] == ["whole"]
+  if others or (part.decorations and not whole) or given:
     raise ValueError(
-      f"`policy` must be {', '.join(ANY_SUBSET)} alone, without blocks, cache or other "
-      f"decorations, since it is a loop of its own, got {grammar.show(parts)!r}."
+      f"`policy` must be {', '.join(ANY_SUBSET)} alone, or with whole, without blocks, cache or "
+      f"other decorations, since it is a loop of its own, got {grammar.show(parts)!r}."
     )
   known = parameters(ANY_SUBSET[part.name])
   name, numbers = grammar.bind("policy", part, known)
   guesses = checks.whole("guesses", (known | numbers)["guesses"], 1, 4096)
   loop = AnySubset(model.any_order, guesses)
-  weights = denoise.Weights(model.params, stopping=jnp.asarray([*model.stop, -1], jnp.int32))
+  stop = () if whole else model.stop
+  weights = denoise.Weights(model.params, stopping=jnp.asarray([*stop, -1], jnp.int32))
+  name = f"{name}/whole" if whole else name
   return Denoising(name, model, loop, lambda B: weights, lambda _, key: model.params)
 
 
