@@ -47,22 +47,25 @@ def conversations(config: Config, file: pathlib.Path) -> None:
   )
   model = answers.teacher(config.start, causal=True, template=config.template)
   found = answers.asked(model, asking)
-  unfinished = file.with_suffix(".tmp")
+  unfinished, cut = file.with_suffix(".tmp"), 0
   with unfinished.open("w") as sink:
     for asked, (text,) in zip(found, answers.answered(model, found, asking), strict=True):
       *answer, last = text[0][len(asked.prompt) :]
-      if last in model.stop:
+      if last not in model.stop:
+        cut += 1
+      else:
         said = {"role": "assistant", "content": model.decode(answer, asked.prompt)}
         sink.write(json.dumps({"messages": [*asked.turns, said]}) + "\n")
   unfinished.replace(file)
+  if cut:
+    print(f"{cut} of {len(found)} answers have no end within {NEW} tokens and are left out.")
 
 
 def both(config: Config) -> None:
   """The answers, the denoiser and its student."""
   file = pathlib.Path(config.out) / "conversations.jsonl"
-  if not file.exists():
-    file.parent.mkdir(parents=True, exist_ok=True)
-    conversations(config, file)
+  file.parent.mkdir(parents=True, exist_ok=True)
+  conversations(config, file)  # from the answers that are there, if the questions are the same
   denoiser.main(dataclasses.replace(config, data=str(file)))
   distill.main(
     distill.Config(

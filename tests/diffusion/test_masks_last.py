@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_denoise import random_params
 
 from specjax.checkpoints import hf
 from specjax.data.packing import pack
@@ -28,15 +29,7 @@ CONFIG = Config(
 BOTH_SIDES = dataclasses.replace(CONFIG, masks_last=False)
 
 
-@functools.cache
-def weights():
-  rng = np.random.default_rng(0)
-  shapes = jax.eval_shape(functools.partial(init, CONFIG), jax.random.key(0))
-  return jax.tree.map(
-    lambda x: jnp.asarray(rng.normal(size=x.shape) / 2 if x.ndim > 1 else np.ones(x.shape),
-                          jnp.float32),
-    shapes,
-  )  # fmt: skip
+weights = functools.cache(functools.partial(random_params, 0))
 
 
 def canvases() -> Canvas:

@@ -21,12 +21,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import base
-from specjax.diffusion.base import Canvas, CanvasCache, Denoiser, Earlier, Params
-from specjax.diffusion.caches.reuse import reading
+from specjax.diffusion.base import Canvas, CanvasCache, Denoiser, Params
+from specjax.diffusion.caches.reuse import after_prefix, reading
 from specjax.kernels.platform import mesh_axis
 from specjax.models import cache as kv_cache
 from specjax.models.writing import rows_at
-from specjax.trees.structure import take_rows
 
 
 class Committed(NamedTuple):
@@ -89,21 +88,7 @@ def committed(denoiser: Denoiser, window: int) -> CanvasCache:
       "canvas, so no block stays as it is."
     )
 
-  def evaluate(params: Params, memory: Committed | None, canvas: Canvas, start: Array, count: int):
-    """(states [B, count, E], kv) of the slots from `start` i32[B] on, after what is committed."""
-    L = canvas.tokens.shape[1]
-    position = start[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
-    # The block that holds the canvas's end may reach past its last slot.
-    inner = jnp.minimum(position, L - 1)
-    tokens = jnp.take_along_axis(canvas.tokens, inner, 1)
-    soft = () if denoiser.soften is None else (take_rows(canvas.soft, inner),)
-    earlier = None
-    if memory is not None:
-      S = jax.tree.leaves(memory.kv)[0].shape[2]
-      visible = jnp.arange(S, dtype=jnp.int32)[None] < memory.length[:, None]
-      earlier = Earlier(memory.kv, visible)
-    seen = position < canvas.end[:, None]
-    return denoiser.evaluate(params, tokens, position, seen, earlier, *soft)
+  evaluate = functools.partial(after_prefix, denoiser)
 
   def capacity(canvas: Canvas) -> int:
     return -(-canvas.tokens.shape[1] // D) * D

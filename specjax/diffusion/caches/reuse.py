@@ -66,6 +66,27 @@ def read(
   return jnp.take_along_axis(hidden, index[..., None], 1), kv
 
 
+def after_prefix(
+  denoiser: Denoiser, params: Params, prefix: Any, canvas: Canvas, start: Array, count: int
+) -> tuple[Array, Any]:
+  """(states [B, count, E], kv) of the slots from `start` i32[B] on, which see a prefix, too.
+
+  `prefix` has the kv of slots and their number, `length` i32[B]; None is no prefix. The last of the
+  `count` slots (static) may lie past the canvas.
+  """
+  position = start[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
+  inner = jnp.minimum(position, canvas.tokens.shape[1] - 1)
+  tokens = jnp.take_along_axis(canvas.tokens, inner, 1)
+  soft = () if denoiser.soften is None else (take_rows(canvas.soft, inner),)
+  earlier = None
+  if prefix is not None:
+    S = jax.tree.leaves(prefix.kv)[0].shape[2]
+    visible = jnp.arange(S, dtype=jnp.int32)[None] < prefix.length[:, None]
+    earlier = Earlier(prefix.kv, visible)
+  seen = position < canvas.end[:, None]
+  return denoiser.evaluate(params, tokens, position, seen, earlier, *soft)
+
+
 class KVState(NamedTuple):
   """What such caches carry.
 

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Canvas, CanvasCache, Denoiser, Earlier, Params
+from specjax.diffusion.base import Canvas, CanvasCache, Denoiser, Params
+from specjax.diffusion.caches.reuse import after_prefix
 from specjax.models.cache import once, renew, zero_after
-from specjax.trees.structure import take_rows
 
 
 class Streamed(NamedTuple):
@@ -53,19 +53,7 @@ def streamed(denoiser: Denoiser, window: int) -> CanvasCache:
     )
   few = window + -(-window // 4)
 
-  def evaluate(params: Params, memory: Streamed | None, canvas: Canvas, start: Array, count: int):
-    """(states [B, count, E], kv) of the slots from `start` i32[B] on, after what is cached."""
-    position = start[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
-    inner = jnp.minimum(position, canvas.tokens.shape[1] - 1)
-    tokens = jnp.take_along_axis(canvas.tokens, inner, 1)
-    soft = () if denoiser.soften is None else (take_rows(canvas.soft, inner),)
-    earlier = None
-    if memory is not None:
-      rows = jax.tree.leaves(memory.kv)[0].shape[2]
-      visible = jnp.arange(rows, dtype=jnp.int32)[None] < memory.length[:, None]
-      earlier = Earlier(memory.kv, visible)
-    seen = position < canvas.end[:, None]
-    return denoiser.evaluate(params, tokens, position, seen, earlier, *soft)
+  evaluate = functools.partial(after_prefix, denoiser)
 
   def init(params: Params, canvas: Canvas) -> Streamed:
     zero = jnp.zeros_like(canvas.end)

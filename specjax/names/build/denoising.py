@@ -236,7 +236,7 @@ def _blocks(part: Any, model: Model, denoiser: Denoiser, policy: Policy, params:
 
 
 def _any_subset(model: Model, parts: Sequence[Part], decorations: Mapping[str, Any]) -> Denoising:
-  """The loop of a model of any slots given any others; nothing decorates it."""
+  """The loop of a model of any slots given any others, which `whole` alone decorates."""
   part, *others = parts
   given = [k for k, x in decorations.items() if x is not None]
   whole = [one.name for one in part.decorations] == ["whole"]
