@@ -8,7 +8,8 @@ Letters: B batch, N tree nodes, V vocabulary.
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,29 @@ def compact(draft: Draft, depth: int) -> Draft:
   return moved._replace(parent=gather(place, moved.parent), valid=gather(reached, order))
 
 
+def narrowest(widths: tuple[int, ...], N: int, used: Array, run: Callable[[int], Any]) -> Any:
+  """`run` at the first width that holds the `used` i32[B] rows, in the shapes of `run(N)`.
+
+  What it lacks of these is 0.
+
+  Args:
+    widths: the other widths that are compiled, below N, in order (static).
+  """
+  if not widths:
+    return run(N)
+  whole = jax.eval_shape(functools.partial(run, N))
+
+  def padded(width: int) -> Any:
+    def pad(x: Array, like: jax.ShapeDtypeStruct) -> Array:
+      return jnp.pad(x, [(0, full - some) for some, full in zip(x.shape, like.shape, strict=True)])
+
+    return jax.tree.map(pad, run(width), whole)
+
+  number = (used.max() > jnp.asarray(widths, jnp.int32)).sum(dtype=jnp.int32)
+  runs = [functools.partial(padded, width) for width in widths]
+  return lax.switch(number, [*runs, functools.partial(run, N)])
+
+
 def evaluate(
   target: Target,
   params: Params,
@@ -39,7 +63,7 @@ def evaluate(
   """`target.evaluate` of a compact draft; at nodes that are not valid its result may be 0.
 
   Args:
-    widths: the other widths that are compiled, below N, in order (static).
+    widths: see `narrowest`.
     mask: bool[B, N, N], see `base.Evaluate`.
   """
 
@@ -47,18 +71,5 @@ def evaluate(
     part = (draft.tokens[:, :width], draft.depth[:, :width], mask[:, :width, :width])
     return target.evaluate(params, cache, *part, hidden_layers=hidden_layers)
 
-  N = draft.tokens.shape[1]
-  if not widths:
-    return run(N)
-  whole = jax.eval_shape(functools.partial(run, N))
-
-  def padded(width: int) -> Evaluation:
-    def pad(x: Array, like: jax.ShapeDtypeStruct) -> Array:
-      return jnp.pad(x, [(0, full - some) for some, full in zip(x.shape, like.shape, strict=True)])
-
-    return jax.tree.map(pad, run(width), whole)
-
-  used = draft.valid.sum(1, dtype=jnp.int32).max()
-  number = (used > jnp.asarray(widths, jnp.int32)).sum(dtype=jnp.int32)
-  passes = [functools.partial(padded, width) for width in widths]
-  return lax.switch(number, [*passes, functools.partial(run, N)])
+  used = draft.valid.sum(1, dtype=jnp.int32)
+  return cast(Evaluation, narrowest(widths, draft.tokens.shape[1], used, run))

@@ -58,11 +58,16 @@ def of_files(path: str | pathlib.Path) -> str:
 def differences(there: Key, here: Key, free: Collection[str] = ()) -> str:
   """The ingredients that differ, by name, but those in `free`: each with its old and its new value.
 
-  It is empty where the keys are equal.
+  It is empty where the keys are equal. A setting that one of them does not know, and that is off in
+  the other, is no difference: a newer version may have added it.
   """
   here = json.loads(json.dumps(here))
-  names = sorted(k for k in there.keys() | here.keys() if there.get(k) != here.get(k))
-  changed = [k for k in names if k not in free]
+
+  def same(k: str) -> bool:
+    known = k in there and k in here
+    return there.get(k) == here.get(k) or not (known or there.get(k) or here.get(k))
+
+  changed = sorted(k for k in there.keys() | here.keys() if k not in free and not same(k))
   return ", ".join(f"{k}={there.get(k)!r} (now {here.get(k)!r})" for k in changed)
 
 

@@ -152,7 +152,7 @@ def weights_like(
   It raises ValueError as `load` does, and where shapes or draft vocabulary are not those of `like`.
   """
   params = load(directory, model, called=called).params
-  shapes, ours = (jax.tree.map(lambda x: (x.shape, str(x.dtype)), p) for p in (params, like))
+  shapes, ours = (jax.tree.map(jnp.shape, p) for p in (params, like))
   if shapes != ours or not np.array_equal(*(p.get(draft_vocabulary.KEY) for p in (params, like))):
     raise ValueError(
       "`init` must hold a head of this shape and vocabulary, got one of another in "

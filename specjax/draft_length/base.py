@@ -49,7 +49,8 @@ class Stop(Protocol):
   """Whether the row's draft ends, bool[B], and the next state.
 
   It ends before the candidate where that is not drawn yet or the policy `drops`, else after it.
-  `params` are () for all but learned policies. Answers after a stop are not used.
+  `params` are () for all but learned policies. Answers after a stop are not used. What it changes
+  of the state is of this draft alone, and `update` may be given the state before it.
   """
 
   def __call__(self, params: Any, state: Any, observation: Observation) -> tuple[Array, Any]: ...

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from specjax.base import Context, Draft, Drafter, Evaluation, Features, Params, Verdict
 from specjax.draft_length.base import DraftLength, Observation
@@ -34,7 +34,8 @@ def adaptive_head(head: Head, policy: DraftLength, nodes: int = 6) -> Drafter:
 
   The policy sees what the head says over its own vocabulary, at temperature 1. Guesses are chosen,
   not drawn, so the draft stays deterministic even where the policy drops a token it has looked at.
-  The head guesses the whole chain; what the policy saves is nodes of the pass that verifies.
+  Once the drafts of all rows have ended the head is not asked any more, and the pass that verifies
+  is narrower.
 
   Args:
     head: without pseudo rows, since these are drafted in the pass before, and without a blank.
@@ -72,27 +73,33 @@ def adaptive_head(head: Head, policy: DraftLength, nodes: int = 6) -> Drafter:
     noise: NoiseSource,
   ) -> tuple[Draft, Any]:
     guesser = head.guesser(params, target_params, state.head, context, depth, settings, noise)
-    said: list[Array] = []
-    chances: list[Array | None] = []
-
-    def step(*arguments: Any) -> tuple[Array, Any, Any]:
-      ask = guesser.chance
-      chances.append(None if ask is None else ask(*arguments[:4])[:, 0])
-      logits, carry, memory = guesser.step(*arguments)
-      said.append(jax.nn.log_softmax(logits[:, 0]))
-      return logits, carry, memory
-
-    draft = chain.fill(context.root, guesser._replace(step=step))
     going, policy_state = jnp.ones(len(context.root), bool), state.policy
     valid = [going]
-    for level, (log_probs, chance) in enumerate(zip(said, chances, strict=True)):
+
+    def step(*asked: Any) -> tuple[Array, Any, Any]:
+      nonlocal going, policy_state
+
+      def ask() -> tuple[Any, Array | None]:
+        chance = guesser.chance
+        return guesser.step(*asked), None if chance is None else chance(*asked[:4])[:, 0]
+
+      def nothing() -> Any:  # of the same shapes, where every draft has ended
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(ask))
+
+      level = asked[0]
+      answer, chance = ask() if level == 0 else lax.cond(going.any(), ask, nothing)
+      log_probs = jax.nn.log_softmax(answer[0][:, 0])
       token = most_likely(log_probs) if policy.looks_at_token else None
-      seen = Observation(level, log_probs, token, chance=chance)
-      ends, after = policy.stop((), policy_state, seen)
+      ends, after = policy.stop(
+        (), policy_state, Observation(level, log_probs, token, chance=chance)
+      )
       policy_state = rows_where(going, after, policy_state)
       valid.append(going if policy.looks_at_token and not policy.drops else going & ~ends)
       going = going & ~ends
-    return draft._replace(valid=jnp.stack(valid, 1)), AdaptiveHeadState(state.head, policy_state)
+      return answer
+
+    draft = chain.fill(context.root, guesser._replace(step=step))
+    return draft._replace(valid=jnp.stack(valid, 1)), state
 
   def update(
     params: Params,

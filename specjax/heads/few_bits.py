@@ -13,7 +13,7 @@ from specjax.models.int8 import quantise
 from specjax.models.weights import Matrix, count_parameters, has_own_form
 
 _LEAST = 2**14  # numbers of a matrix that is worth it
-_LARGE = 2**24  # numbers of a head that no cache of a CPU holds as floats
+LARGE = 2**24  # numbers of a head that no cache of a CPU holds as floats
 
 
 def narrow(params: Params, weights: str, activations: str) -> Params:
@@ -26,7 +26,7 @@ def narrow(params: Params, weights: str, activations: str) -> Params:
   memory for every guess: there it has 4 bits and rounded rows beside floats, too.
   """
   floats = weights in ("float", "bfloat16")
-  from_memory = skinny.available() and count_parameters(params) >= _LARGE
+  from_memory = skinny.available() and count_parameters(params) >= LARGE
   rounds = from_memory or activations == "int8"
 
   def each(x: Any) -> Matrix:

@@ -5,13 +5,20 @@ Letters: B batch, T prompt length, N nodes, A rows of an accepted path, E width.
 
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax import bucketing
 from specjax.base import KV, Cache, Context, Draft, Evaluation, Features, Params, Target, Verdict
 from specjax.heads.base import Examples
+from specjax.heads.few_bits import LARGE
+from specjax.kernels.platform import platform
 from specjax.models import cache as kv_cache
+from specjax.models.weights import count_parameters
 from specjax.trees.structure import gather, take_rows
+
+WIDTHS = (2, 4)  # rows for which a large head's layers are compiled too, on a CPU
 
 
 def prefilled(
@@ -114,8 +121,8 @@ def update(
 ) -> Array | TextMemory:
   """What is kept after a round, of which `rows` i32[B] nodes were committed.
 
-  Layers always run A rows, from the target's states at the accepted path; what was drafted from
-  guessed states is not kept.
+  Layers run over the target's states at the accepted path; what was drafted from guessed states is
+  not kept. They run A rows, or as many as were accepted where a head is large and runs on a CPU.
   """
   if memory is None:
     return newest(evaluation.features.hidden, verdict, rows, state)
@@ -124,7 +131,15 @@ def update(
   step = jnp.broadcast_to(jnp.arange(A, dtype=jnp.int32), (B, A))
   mask = jnp.broadcast_to(jnp.tril(jnp.ones((A, A), bool)), (B, A, A))
   position = state.cache.length[:, None] + step
-  output, kv = memory(params, target_params, accepted, verdict.tokens, position, mask, state.cache)
+
+  def read(width: int) -> tuple[Array, KV]:
+    features = jax.tree.map(lambda x: x[:, :width], accepted)
+    tokens, place, sees = verdict.tokens[:, :width], position[:, :width], mask[:, :width, :width]
+    return memory(params, target_params, features, tokens, place, sees, state.cache)
+
+  large = platform() == "cpu" and count_parameters(params) >= LARGE
+  widths = tuple(w for w in WIDTHS if large and w < A)
+  output, kv = bucketing.narrowest(widths, A, rows, read)
   last = gather(output, jnp.maximum(rows - 1, 0)[:, None])[:, 0]
   return TextMemory(
     kv_cache.commit(state.cache, kv, step, rows + kv_cache.zero_after(last[:, 0])),
