@@ -79,6 +79,16 @@ def test_differences_are_sorted_and_free_ones_left_out():
   assert fingerprint.differences({"a": [1]}, {"a": (1,)}) == ""
 
 
+def test_a_setting_that_a_newer_version_added_is_no_difference_while_it_is_off():
+  old = {"a": 1}
+  for off in (None, False, 0, "", []):
+    assert fingerprint.differences(old, old | {"new": off}) == ""
+    assert fingerprint.differences(old | {"new": off}, old) == ""
+  assert fingerprint.differences(old, old | {"new": True}) == "new=None (now True)"
+  assert fingerprint.differences({"a": 0}, {"a": False, "b": 2}) == "b=None (now 2)"
+  assert fingerprint.differences({"a": 0}, {"a": None}) == "a=0 (now None)"
+
+
 def test_a_directory_of_another_key_is_refused_and_stays(tmp_path):
   resume.claim(tmp_path, {"a": 1, "b": 2})
   before = (tmp_path / "run.json").read_bytes()

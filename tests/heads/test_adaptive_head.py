@@ -93,8 +93,36 @@ def test_it_is_the_heads_chain_up_to_where_it_ends(name, keep):
       ends = [d for d, chance in enumerate(likely) if chance < least]
       want = min(D, ends[0] + keep) if ends else D
       got, valid = drafted(ended(name, least, keep), params, ids)
-      assert (got == tokens).all() and valid.tolist() == [i <= want for i in range(D + 1)]
+      assert (got == tokens)[valid].all() and valid.tolist() == [i <= want for i in range(D + 1)]
       found.add(want)
+  assert len(found) > 1
+
+
+def test_a_head_is_asked_until_all_drafts_have_ended(monkeypatch):
+  """The last question is the one whose answer ends the draft, or the chain is whole."""
+  head, params = loaded("eagle").head, loaded("eagle").params
+  asked: list[int] = []
+  read = type(head).begin
+
+  def begin(*arguments):
+    step, *rest = read(*arguments)
+
+    def counted(level, *more):
+      jax.debug.callback(lambda: asked.append(level))
+      return step(level, *more)
+
+    return counted, *rest
+
+  monkeypatch.setattr(type(head), "begin", begin)
+  found = set()
+  for least in (0.0, 0.3, 0.9):
+    asked.clear()
+    drafter = adaptive_head(head, confidence(least, D + 1, keep=False), D + 1)
+    _, valid = drafted(drafter, params, MODEL.encode(PROMPTS[0]))
+    jax.effects_barrier()
+    guessed = int(valid.sum()) - 1
+    assert sorted(asked) == list(range(min(D, guessed + 1)))
+    found.add(guessed)
   assert len(found) > 1
 
 
@@ -102,7 +130,8 @@ def test_it_is_the_heads_chain_up_to_where_it_ends(name, keep):
 @pytest.mark.full(but=["eagle-5/adaedl-0.4"])
 @pytest.mark.parametrize(
   "name",
-  ["eagle-5/adaedl-0.4", "eagle3-4/confidence-0.6", "medusa-5/marginal-0.2", "eagle/heuristic-2",
+  ["eagle-5/adaedl-0.4", "prompt_lookup-4,shortest=2|eagle-5/confidence-0.5",
+   "eagle3-4/confidence-0.6", "medusa-5/marginal-0.2", "eagle/heuristic-2",
    "eagle-4/constant-2", "eagle3/trimmed-300[TEXTS]/constant-3"],
 )  # fmt: skip
 def test_texts_are_those_of_plain_decoding(name, tmp_path):
@@ -165,7 +194,7 @@ def test_a_confidence_ends_a_draft_where_it_is_not_believed():
   assert reached[0] > 1.5 * reached[-1]
   for least in (0.0, *between):
     short, kept = drafted(adaptive_head(head, survival(float(least), 0), D + 1), params, ids)
-    assert short.tolist() == tokens.tolist()
+    assert short[kept].tolist() == tokens[kept].tolist()
     assert kept.tolist() == [True, *(reached >= least)]
   costs = marginal(0.01, float(between[1]) - 0.01)
   _, kept = drafted(adaptive_head(head, costs, D + 1), params, ids)

@@ -11,7 +11,7 @@ from jax.extend.core import jaxprs_in_params
 from specjax import speculate
 from specjax.base import Context, Features
 from specjax.decoding.method import method as pair
-from specjax.heads import drafting
+from specjax.heads import drafting, prefix
 from specjax.heads.base import Examples
 from specjax.heads.eagle import EagleConfig, eagle
 from specjax.heads.eagle3 import Eagle3Config, eagle3
@@ -292,11 +292,16 @@ TREES = {
 
 
 @pytest.mark.slow
-@pytest.mark.full(but=["eagle-dynamic", "mtp, three modules-dynamic"])
+@pytest.mark.full(but=["eagle-dynamic-by rows", "mtp, three modules-dynamic-whole"])
+@pytest.mark.parametrize("least", [0, prefix.LARGE], ids=["by rows", "whole"])
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "mtp, three modules"])
-def test_memory_after_some_rounds_is_that_of_the_text_from_scratch(name, tree):
-  """Rows of different lengths, finished ones among them; what was only guessed leaves no trace."""
+def test_memory_after_some_rounds_is_that_of_the_text_from_scratch(name, tree, least, monkeypatch):
+  """Rows of different lengths, finished ones among them; what was only guessed leaves no trace.
+
+  A large head's layers read as many rows as were accepted.
+  """
+  monkeypatch.setattr(prefix, "LARGE", least)
   head, (model, own) = HEADS[name], weights_of(name)
   drafter = drafting.drafter(head, tree)
   method = pair(target(MODEL), drafter, greedy())
