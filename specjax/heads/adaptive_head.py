@@ -35,7 +35,7 @@ def adaptive_head(head: Head, policy: DraftLength, nodes: int = 6) -> Drafter:
   The policy sees what the head says over its own vocabulary, at temperature 1. Guesses are chosen,
   not drawn, so the draft stays deterministic even where the policy drops a token it has looked at.
   Once the drafts of all rows have ended the head is not asked any more, and the pass that verifies
-  is narrower.
+  is narrower. Beside other drafters the policy learns from their rounds, too.
 
   Args:
     head: without pseudo rows, since these are drafted in the pass before, and without a blank.

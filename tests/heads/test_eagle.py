@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from specjax import speculate
+from specjax import bucketing, speculate
 from specjax.base import Context, Features
 from specjax.decoding.method import method as pair
 from specjax.heads import drafting, prefix
@@ -302,6 +302,8 @@ def test_memory_after_some_rounds_is_that_of_the_text_from_scratch(name, tree, l
   A large head's layers read as many rows as were accepted.
   """
   monkeypatch.setattr(prefix, "LARGE", least)
+  widths, run = set(), bucketing.narrowest
+  monkeypatch.setattr(bucketing, "narrowest", lambda w, *rest: widths.add(w) or run(w, *rest))
   head, (model, own) = HEADS[name], weights_of(name)
   drafter = drafting.drafter(head, tree)
   method = pair(target(MODEL), drafter, greedy())
@@ -335,6 +337,7 @@ def test_memory_after_some_rounds_is_that_of_the_text_from_scratch(name, tree, l
         np.testing.assert_allclose(a[row, :, :n], b[row, :, :n], rtol=1e-3, atol=1e-4)
   assert state.stats.accepted[:, 2:].sum() > 2  # rounds that committed several rows
   assert 0 < state.done.sum() < B
+  assert ((2,) in widths) == (least == 0)
 
 
 def test_what_is_read_of_a_wide_state_and_what_is_like_the_targets():
