@@ -186,6 +186,7 @@ def test_the_command_itself_ends_with_status_2(folder, monkeypatch, capsys, name
 
   argv = [name, "--data", str(folder / "data.jsonl"), "--out", "x", *SCRIPTS[name], "--steps", "0"]
   monkeypatch.setattr("sys.argv", argv)
+  importlib.import_module(f"specjax.train.{name}")
   with pytest.warns(RuntimeWarning, match="found in sys.modules"), pytest.raises(SystemExit) as end:
     runpy.run_module(f"specjax.train.{name}", run_name="__main__")
   assert end.value.code == 2 and "`steps` must be at least 1, got 0." in capsys.readouterr().err
