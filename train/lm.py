@@ -24,6 +24,7 @@ from specjax.data.tokenizer import END, Tokenizer, train_bpe
 from specjax.models.transformer import Transformer
 from specjax.names.load import Model, load
 from specjax.train.recipe import (
+  chunk_sparsity,
   early_exits,
   forward,
   labels,
@@ -39,7 +40,9 @@ from specjax.train.recipe.fit import batches, fit
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(texts.Config, early_exits.EarlyExits, scheduled.Scheduled):
+class Config(
+  texts.Config, early_exits.EarlyExits, scheduled.Scheduled, chunk_sparsity.ChunkSparsity
+):
   """A causal language model from text.
 
   Attributes:
@@ -79,7 +82,13 @@ def loss_fn(
     read: i32[B, T], what the model reads in place of the rows' tokens.
   """
   context = rows if read is None else rows._replace(tokens=read)  # type: ignore[arg-type]  # traced
-  hidden = forward.read(model, params, context).hidden
+  return cross_entropy(params, model, rows, forward.read(model, params, context).hidden)
+
+
+def cross_entropy(
+  params, model: Transformer, rows: PackedRows, hidden: Array
+) -> tuple[Array, dict[str, Array]]:
+  """`loss_fn` of what was read, hidden [B, T, E]."""
   logits = jnp.asarray(model.apply(params, hidden[:, :-1], method="head"))
   nll = optax.softmax_cross_entropy_with_integer_labels(logits, rows.tokens[:, 1:])
   weight = jnp.asarray(rows.mask[:, 1:]).astype(jnp.float32)
@@ -115,6 +124,13 @@ def main(config: Config) -> None:
   early = bool(config.layer_dropout or config.exit_loss)
   if early and config.own_tokens:
     checks.refuse("own_tokens", config.own_tokens, "0 with layer_dropout or exit_loss")
+  routed = config.network.sizes.get("experts") if model is None else model.config.experts
+  sparse = chunk_sparsity.is_used(config, routed)
+  if sparse and (early or config.own_tokens):
+    raise ValueError(
+      "`locality_loss` and `chunk_loss` must be 0 with layer_dropout, exit_loss or own_tokens, got "
+      f"{config.locality_loss} and {config.chunk_loss}."
+    )
   parts, spoken = [], []
   for i, record in enumerate(records):
     with numbered(i):
@@ -135,6 +151,11 @@ def main(config: Config) -> None:
   def loss(params, frozen, batch, key: Array):
     rows, drawn = batch if early or spoken else (batch, None)
     made = Transformer(network)
+    if sparse:
+      hidden, scores = chunk_sparsity.read(made, params, rows)
+      terms, figures = chunk_sparsity.terms(scores, rows, config)
+      nats, right = means.over(rows.mask[:, 1:], cross_entropy(params, made, rows, hidden))
+      return {"nats": nats, **terms}, {"nats": nats, **right, **figures}
     if early:
       found = early_exits.loss_of(params, made, rows, drawn, config)
     elif spoken:

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict
 from jax import Array
 
 from specjax import checks
 from specjax.base import Params
 from specjax.models.config import Config
+from specjax.models.experts import of_layers
 from specjax.models.transformer import Transformer, attention_mask
 
 
@@ -28,12 +28,7 @@ def choices(config: Config, params: Params, tokens: Array) -> Array:
   position = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
   mask = attention_mask(jnp.zeros_like(tokens), config.causal)
   _, kept = Transformer(config).apply(params, tokens, position, mask, mutable=["intermediates"])
-  layers = flatten_dict(kept["intermediates"])
-  chosen = [
-    layers[f"layer_{i}", "experts", "chosen"][0]
-    for i in range(config.layers)
-    if (f"layer_{i}", "experts", "chosen") in layers
-  ]
+  chosen = of_layers(kept["intermediates"], "chosen", config.layers)
   count = 0 if config.experts is None else config.experts.count
 
   def sent(expert: Array, weight: Array) -> Array:

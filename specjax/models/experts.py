@@ -95,6 +95,12 @@ def by_relu(logits: Array, norm: RMSNorm) -> Chosen:
   return Chosen(expert, norm(jax.nn.relu(logits)))
 
 
+def of_layers(intermediates: Any, name: str, layers: int) -> list[Any]:
+  """What each of so many `layers` that has experts has kept under a name, "chosen" or "logits"."""
+  found = (intermediates.get(f"layer_{i}", {}).get("experts", {}) for i in range(layers))
+  return [own[name][0] for own in found if name in own]
+
+
 class Biased(NamedTuple):
   """Matrices [..., out, in] of experts and their biases [..., out]."""
 
@@ -376,6 +382,7 @@ class SparseMLP(nn.Module):
       scale = self.param("expert_scale", nn.initializers.ones, (X,)).astype(jnp.float32)
       chosen = Chosen(chosen.expert, chosen.weight * scale[chosen.expert])
     self.sow("intermediates", "chosen", chosen)
+    self.sow("intermediates", "logits", logits)
     weighed = on_inputs if c.router == "input" else spread
     y = weighed(x, chosen, gate_up, down, act).astype(x.dtype)
     if not c.shared_width:
