@@ -227,6 +227,7 @@ ERRORS = [
     "`batch` must be between 1 and 2147483647, got 0.",
   ),
   ("benchmarks/speed/json_schemas.py --model absent", "absent"),
+  ("benchmarks/speed/json_schemas.py --published absent.jsonl", "there is no such file"),
   (
     "benchmarks/speed/json_schemas.py --count 0",
     "`count` must be between 1 and 2147483647, got 0.",

@@ -1,12 +1,17 @@
 r"""Texts that follow a JSON Schema: how many are valid, and what they cost with and without drafts.
 
     python benchmarks/speed/json_schemas.py --model smollm2-135m
+    python benchmarks/speed/json_schemas.py --model smollm2-135m --published jsonschemabench/data
 
-Each schema of our own is decoded by every drafter; the loop is compiled once per drafter. An answer
-that its budget cuts is neither valid nor invalid, and counted apart. The masks are timed apart, on
-the host, over the answers again in chains of 8 nodes, as if the budget ended with the answer.
+Coverage is the share of the schemas that the engine takes; the others are counted by its reason.
+`count` of those whose prompt fits the model and whose shortest text fits the budget, evenly spaced,
+are then decoded by every drafter; the loop is compiled once per drafter and size of a prompt. An
+answer that its budget cuts is neither valid nor invalid, and counted apart. The masks are timed
+apart, on the host, over the answers again in chains of 8 nodes, as if the budget ended with the
+answer.
 """
 
+import collections
 import dataclasses
 import datetime
 import json
@@ -18,10 +23,10 @@ import jsonschema
 import numpy as np
 
 from specjax import command_line
-from specjax.data.json_schemas import Sample, samples
+from specjax.data.json_schemas import Sample, published, samples
 from specjax.decoding.batching import Result
 from specjax.decoding.decoder import Decoder
-from specjax.eval import report, table
+from specjax.eval import choice, report, table
 from specjax.names.load import DEFAULT_MODEL, Model, load
 from specjax.processors import schemas
 from specjax.processors.matchers import matchers
@@ -43,10 +48,66 @@ class Config:
   drafters: tuple[str, ...] = (
     "none", "prompt_lookup-8", "forced-8[SCHEMA]", "forced-8[SCHEMA]|prompt_lookup-8",
   )  # fmt: skip
-  count: int = 50  # schemas
+  published: str | None = None  # directory or JSONL file of schemas, in place of our own
+  count: int = 50  # schemas that are decoded
   max_new_tokens: int = 128  # budget of a text
   temperature: float = 0.0  # 0 takes the likeliest token
   out: str = "results/json_schemas"  # directory of the report
+
+
+def prompt_of(model: Model, sample: Sample) -> list[int]:
+  return model.encode(sample.prompt) if model.template is None else model.chat(sample.prompt)
+
+
+def coverage(
+  model: Model, asked: list[Sample], config: Config
+) -> tuple[list[Sample], dict[str, Any]]:
+  """The schemas that can be decoded, and of each kind what is taken, in what time, or refused."""
+  assert model.tokenizer is not None  # or no decoder would have been built
+  own = matchers(model.tokenizer, model.config.vocab_size, model.stop)
+  most = model.config.max_length - config.max_new_tokens
+  seconds = collections.defaultdict[str, list[float]](list)
+  refused = collections.defaultdict[str, collections.Counter[str]](collections.Counter)
+  fitting = []
+  for sample in report.progress(asked, "coverage"):
+    start = time.perf_counter()
+    try:
+      grammar = schemas.of_json_schema(sample.schema, own)
+    except ValueError as error:
+      reason = str(error.__cause__ or error).split(" while processing")[0]
+      refused[sample.kind][reason[:90]] += 1
+      continue
+    seconds[sample.kind].append(time.perf_counter() - start)
+    try:
+      short = own.too_long(grammar, config.max_new_tokens) is None
+    except ValueError:  # no text of it can be said in tokens
+      short = False
+    if short and len(prompt_of(model, sample)) <= most:
+      fitting.append(sample)
+  return fitting, {
+    kind: {
+      "schemas": len(seconds[kind]) + refused[kind].total(),
+      "taken": len(seconds[kind]),
+      "median_ms": 1e3 * float(np.median(seconds[kind] or [np.nan])),
+      "p99_ms": 1e3 * float(np.percentile(seconds[kind] or [np.nan], 99)),
+      "refused": dict(refused[kind].most_common()),
+    }
+    for kind in dict.fromkeys(sample.kind for sample in asked)
+  }
+
+
+def coverage_rows(found: dict[str, Any]) -> list[dict[str, Any]]:
+  """A row for each kind."""
+  return [
+    {
+      "schemas of": kind,
+      "taken": f"{x['taken']} of {x['schemas']}",
+      "ms to compile, median": f"{x['median_ms']:.1f}",
+      "99th percentile": f"{x['p99_ms']:.1f}",
+      "refused": "; ".join(f"{n}: {why}" for why, n in list(x["refused"].items())[:4]),
+    }
+    for kind, x in found.items()
+  ]
 
 
 def outcome(model: Model, sample: Sample, result: Result) -> str:
@@ -88,16 +149,20 @@ def measured(model: Model, name: str, asked: list[Sample], config: Config) -> li
     decoder = Decoder(
       model, drafter, "target_only", json_schema=sample.schema, temperature=config.temperature
     )
-    prompt = model.encode(sample.prompt) if model.template is None else model.chat(sample.prompt)
-    results += decoder([prompt], config.max_new_tokens)
+    results += decoder([prompt_of(model, sample)], config.max_new_tokens)
   return results
 
 
 def main(config: Config) -> None:
   report.check(config, "count", "max_new_tokens")
-  model, asked = load(config.model), samples(config.count)
-  Decoder(model, json_schema=asked[0].schema)  # fails before anything is measured
+  model = load(config.model)
+  every = samples(config.count) if config.published is None else published(config.published)
+  Decoder(model, json_schema={})  # fails before anything is measured
   report.directory(config.out)
+  fitting, covered = coverage(model, every, config)
+  if not fitting:
+    raise ValueError(f"published={config.published!r}: no schema is taken and short enough.")
+  asked = choice.spread(fitting, config.count)
   found: dict[str, Any] = {}
   plain: list[Result] = []
   for name in config.drafters:
@@ -126,11 +191,14 @@ def main(config: Config) -> None:
     for name, f in found.items()
   ]
   text = (
-    f"{table.markdown(rows)}\n\nMasks: {mean:.0f} microseconds per node on average, "
+    f"{table.markdown(coverage_rows(covered))}\n\n{len(asked)} of {len(fitting)} that fit were "
+    f"decoded.\n\n{table.markdown(rows)}\n\nMasks: {mean:.0f} microseconds per node on average, "
     f"{worst:.0f} at the 99th percentile of chains."
   )
   masks = {"mean_us_per_node": mean, "p99_us_per_node": worst}
-  report.publish(config, {"drafters": found, "masks": masks}, text, packages=("llguidance",))
+  report.publish(
+    config, {"coverage": covered, "drafters": found, "masks": masks}, text, packages=("llguidance",)
+  )
 
 
 if __name__ == "__main__":

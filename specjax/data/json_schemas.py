@@ -2,17 +2,23 @@
 
 The kinds are those of JSONSchemaBench: flat objects, nested ones, bounded arrays, unions, and
 strings with a pattern or a format. Most are made by a seed; the others were written by hand.
+The published ones are read from a copy of them, see `published`.
 """
 
+import json
+import pathlib
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from specjax import checks
+from specjax.data.sources import numbered, open_source
 
 Schema = dict[str, Any]
 
 
 class Sample(NamedTuple):
-  """A schema, its kind, and a prompt that asks for such a text.
+  """A schema, its kind or the dataset it is of, and a prompt that asks for such a text.
 
   The text is written as `json.dumps` writes it, with a space behind each comma and colon.
   """
@@ -118,10 +124,12 @@ BY_HAND = (
 )  # fmt: skip
 
 
+STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
 def samples(count: int, seed: int = 0) -> list[Sample]:
   """`count` samples: those by hand, then made ones whose kinds take turns."""
   rng = np.random.default_rng(seed)
-  style = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
   made = [Sample("by hand", schema, prompt) for prompt, schema in BY_HAND]
   for i in range(count - len(made)):
     kind = list(KINDS)[i % len(KINDS)]
@@ -129,8 +137,45 @@ def samples(count: int, seed: int = 0) -> list[Sample]:
   return [
     Sample(
       kind,
-      {**schema, "x-guidance": style},
+      {**schema, "x-guidance": STYLE},
       f"{prompt} Answer in JSON with the fields {', '.join(schema['properties'])}.",
     )
     for kind, schema, prompt in made[:count]
   ]
+
+
+def _given(kind: str, schema: Any) -> Sample:
+  if not isinstance(schema, dict):
+    checks.refuse("json_schema", schema, "an object")
+  prompt = f"Write a text in JSON that follows this JSON Schema: {json.dumps(schema)}"
+  return Sample(kind, {**schema, "x-guidance": STYLE}, prompt)
+
+
+def published(path: str) -> list[Sample]:
+  """The schemas of JSONSchemaBench, or others that lie like them.
+
+  Geng et al. 2025 (JSONSchemaBench, arXiv 2501.10868) published them twice: as files
+  `data/DATASET/NAME.json`, and as records whose `json_schema` is the schema's text.
+
+  Args:
+    path: a directory with such files at any depth, or a JSONL file of such records, whose name is
+      that of the dataset.
+
+  Raises:
+    ValueError: there is no schema, or one that is no object in JSON.
+  """
+  root = pathlib.Path(path)
+  if root.is_dir():
+    files = sorted(root.rglob("*.json"))
+    if not files:
+      checks.refuse("published", path, "a directory with files *.json")
+    return [
+      _given(x.parent.name, checks.parse_json(x.read_bytes(), str(x.relative_to(root))))
+      for x in files
+    ]
+  source, found = open_source(path), []
+  for i, record in enumerate(source[i] for i in range(len(source))):
+    with numbered(i):
+      text = checks.text("json_schema", record.get("json_schema"))
+      found.append(_given(root.stem, checks.parse_json(text, "json_schema")))
+  return found

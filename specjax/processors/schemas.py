@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 
 from specjax import checks
+from specjax.processors.equivalent import equivalent
 from specjax.processors.matchers import Matchers
 
 LEAST = 4096  # bytes: most grammars fit, and so share a compiled loop
@@ -52,7 +53,7 @@ def of_json_schema(
     schema = json.loads(text)
   except (ValueError, RecursionError) as error:
     raise ValueError(f"json_schema[{checks.shown(name)}]: no JSON: {error}.") from error
-  inner = json.dumps({"grammars": [{"json_schema": schema}]})
+  inner = json.dumps({"grammars": [{"json_schema": equivalent(schema)}]})
   return _checked(f"json_schema[{checks.shown(name)}]", inner, matchers, size)
 
 
