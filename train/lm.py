@@ -17,7 +17,7 @@ from jax import Array
 
 from specjax import checks, distributed
 from specjax.checkpoints import hf
-from specjax.data.chat import TEMPLATES
+from specjax.data.chat import BEGUN, TEMPLATES
 from specjax.data.packing import PackedRows
 from specjax.data.sources import numbered
 from specjax.data.tokenizer import END, Tokenizer, train_bpe
@@ -57,7 +57,12 @@ class Config(
 
 
 def documents(text: texts.Text, config: Config, tokenizer: Tokenizer) -> list[texts.Document]:
-  """The ids of a record, all of them trained; texts longer than a row are split."""
+  """The ids of a record, all of them trained; texts longer than a row are split.
+
+  Of a conversation with an answer that had `begun`, the rest of the answers alone is trained.
+  """
+  if not isinstance(text, str) and any(turn.get(BEGUN) for turn in text):
+    return said(text, config, tokenizer)
   if isinstance(text, str):
     ids, size = tokenizer.encode(text + END), config.length
     parts = [ids[i : i + size] for i in range(0, len(ids), size)]

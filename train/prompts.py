@@ -17,17 +17,16 @@ import json
 import pathlib
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from specjax import fingerprint
 from specjax.data.sources import open_source, text_of
-from specjax.decoding.decoder import Decoder
 from specjax.names.load import Model
-from specjax.serving.refill import refilled
-from specjax.train.recipe import answer_file, answers, options, run
+from specjax.train.recipe import answers, options, run
 from specjax.train.recipe.config import Count, Length, Natural, Positive, Seed
 from specjax.train.recipe.questions import TASKS, Seen, spoken, task, texts_in, until_user
+from specjax.train.recipe.writer import Writer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,44 +64,22 @@ class Config:
   seed: Seed = 0
 
 
-class _Writer:
-  """Lets the model continue prompts, each stage in a file of its own."""
-
-  def __init__(self, model: Model, config: Config, out: pathlib.Path):
-    self.model, self.out = model, out
-    self.decoder = Decoder(
-      model, temperature=config.temperature, seed=config.seed, batch=config.batch
-    )
-    self.asked = 0  # in all stages, so that each request has noise of its own
-
-  def continued(
-    self, name: str, prompts: list[list[int]], budget: int, *, cut: bool = False
-  ) -> list[str | None]:
-    """The turn that follows each prompt, see `spoken`."""
-    if not prompts:
-      return []
-    before, self.asked = self.asked, self.asked + len(prompts)
-
-    def reply(left: list[int]) -> Iterator[tuple[int, list[int]]]:
-      asked, numbers = [prompts[i] for i in left], [before + i for i in left]
-      for k, result in refilled(self.decoder, asked, budget, numbers=numbers):
-        yield left[k], result.tokens
-
-    print(f"{name}:")
-    documents = answer_file.written(self.out / f"{name}.jsonl", dict(enumerate(prompts)), reply)
-    pairs = zip(prompts, documents, strict=True)
-    return [spoken(self.model, ids[len(prompt) :], cut=cut) for prompt, (ids, _) in pairs]
-
-
 def _user(text: str) -> dict[str, str]:
   return {"role": "user", "content": text}
 
 
 def write(model: Model, config: Config, out: pathlib.Path, seen: Seen) -> list[dict[str, Any]]:
   """The model's own prompts, of which none repeats another or what was `seen`."""
-  writer = _Writer(model, config, out)
+  writer = Writer(model, out, temperature=config.temperature, seed=config.seed, batch=config.batch)
+
+  def continued(
+    name: str, asked: list[list[int]], budget: int, cut: bool = False
+  ) -> list[str | None]:
+    """The turn that follows each prompt, see `spoken`."""
+    return [spoken(model, ids, cut=cut) for ids in writer.continued(name, asked, budget)]
+
   start = until_user(model)
-  written = writer.continued("questions", [start] * config.questions, config.longest_question)
+  written = continued("questions", [start] * config.questions, config.longest_question)
   kept = [text for text in written if text is not None and seen.is_new(text)]
   if not kept:
     raise ValueError(
@@ -113,7 +90,7 @@ def write(model: Model, config: Config, out: pathlib.Path, seen: Seen) -> list[d
 
   asked = [[_user(text)] for text in kept[: config.texts]]
   questions = [model.chat(turns) for turns in asked]
-  said = writer.continued("texts", questions, config.longest_text, cut=True)
+  said = continued("texts", questions, config.longest_text, cut=True)
   pairs = [(turns, text) for turns, text in zip(asked, said, strict=True) if text is not None]
   talks: list[list[dict[str, str]]] = []
   for (turns, text), kind in zip(pairs, itertools.cycle([*TASKS, "second"]), strict=False):
@@ -123,7 +100,7 @@ def write(model: Model, config: Config, out: pathlib.Path, seen: Seen) -> list[d
       records.append({"kind": kind, "question": prompt})
 
   prefixes = [until_user(model, talk) for talk in talks]
-  more = writer.continued("seconds", prefixes, config.longest_question)
+  more = continued("seconds", prefixes, config.longest_question)
   for talk, second in zip(talks, more, strict=True):
     if second is not None and not seen.repeats(second):
       records.append({"kind": "second", "messages": [*talk, _user(second)]})

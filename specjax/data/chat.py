@@ -13,6 +13,7 @@ from specjax.data.tokenizer import Tokenizer
 Turns = Sequence[Mapping[str, Any]]
 INSTEAD = "tool_calls", "function_call", "refusal", "reasoning_content"  # of a content
 TEXTS = "text", "input_text", "output_text"  # types of parts
+BEGUN = "begun"  # of an answer: the part of its content, at the beginning, that is not learned
 EMPTY: Mapping[str, Any] = types.MappingProxyType({})
 
 
@@ -158,7 +159,8 @@ class Template:
 
   Every turn is tokenised by itself, so the mask is exact and a prompt has the same ids in training
   and in decoding. The part of `assistant` before `{}` belongs to the prompt; the model says the
-  content and the end marker after it, but no white space after the marker. `system` is None where
+  content and the end marker after it, but no white space after the marker; what a turn has in
+  `begun` is not in the mask. `system` is None where
   the format has no system message, and `start` is the text before the first turn.
   """
 
@@ -215,7 +217,12 @@ class Template:
     header, end = before.rstrip(" "), after.rstrip()
     said = before[len(header) :] + content + end
     silent = not content and any(turn.get(key) for key in INSTEAD)
-    return [(header, False), (said, not silent), (after[len(end) :], False)]
+    begun = checks.text(f"turns[{i}]: {BEGUN}", turn.get(BEGUN) or "")
+    if not content.startswith(begun):
+      checks.refuse(f"turns[{i}]: {BEGUN}", begun, "the beginning of the content")
+    n = len(before) - len(header) + len(begun) if begun else 0
+    learned = (said[n:], not silent)
+    return [(header, False), (said[:n], False), learned, (after[len(end) :], False)]
 
 
 def _tagged(turn: str, start: str = "", system: bool = True) -> Template:

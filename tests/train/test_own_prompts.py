@@ -10,6 +10,7 @@ import specjax
 from specjax.data.chat import TEMPLATES
 from specjax.data.sources import open_source
 from specjax.train import prompts
+from specjax.train.recipe import writer
 from specjax.train.recipe.questions import (
   Seen,
   first_sentence,
@@ -137,7 +138,7 @@ def run(tmp_path, monkeypatch):
         text = said[number]
         yield i, SimpleNamespace(tokens=[5] * 3 if text is None else ended(text))
 
-    monkeypatch.setattr(prompts, "refilled", refilled)
+    monkeypatch.setattr(writer, "refilled", refilled)
     monkeypatch.setattr(prompts.answers, "teacher", lambda name, causal: CHAT)
     prompts.main(prompts.Config(
       model="gsm8k-7m", out=str(tmp_path / name), questions=9, texts=6, join=(str(more),),
