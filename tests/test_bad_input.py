@@ -444,6 +444,9 @@ PARTS = [
   (parts.load_filter, {"policy": "learned"}, (), "lacks 'window'"),
   (parts.load_filter, {"policy": ["learned"], "window": 16}, (), "this is no filter"),
   (parts.load_filter, {"policy": "learned", "window": 16}, (), "tensor"),
+  (parts.load_energy, {"energy": 7}, (NETWORK,), "this is no energy network"),
+  (parts.load_energy, {"energy": "nce"}, (NETWORK,), "lacks 'hidden'"),
+  (parts.load_energy, {"energy": "nce", "hidden": 8}, (NETWORK,), "tensor"),
   (parts.load_judge, {"verifier": 7}, (NETWORK,), "this is no judge"),
   (parts.load_judge, {"verifier": "judge"}, (NETWORK,), "tensor"),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Small trained parts on disk: judges, filters, and acceptance heads of SpecDec++.
+"""Small trained parts on disk: judges, filters, energy networks, and acceptance heads of SpecDec++.
 
 Each is a config.json, which names the models that it was trained for, beside float32 safetensors.
 """
@@ -22,12 +22,15 @@ from specjax.checkpoints.heads import MOST
 from specjax.checkpoints.trained_for import Identity
 from specjax.diffusion.policies import Filter
 from specjax.draft_length.specdecpp import AcceptanceHead
+from specjax.models import energy, transformer
 from specjax.models.config import Config
+from specjax.models.energy import EnergyNetwork
 from specjax.sampling import new_key
 from specjax.verifiers.judge import Judge
 
 _WEIGHTS, _OF_ACCEPTANCE = "model.safetensors", "acceptance.safetensors"
 _BASE = ("base", trained_for.KEY)
+ENERGY = "energy"  # the key by which the config.json of an energy network is known
 _ACCEPTANCE = {"blocks": functools.partial(checks.whole, most=MOST), "width": int}
 
 
@@ -39,7 +42,9 @@ class Acceptance(NamedTuple):
 
 
 def save(
-  directory: str | pathlib.Path, part: Judge | Filter | Acceptance, **models: str | Identity
+  directory: str | pathlib.Path,
+  part: Judge | Filter | EnergyNetwork | Acceptance,
+  **models: str | Identity,
 ) -> None:
   """Writes what the loader of the part reads; ValueError where a weight is not finite.
 
@@ -48,11 +53,13 @@ def save(
     models: those it was trained for, or their names: `base`, or an acceptance head's `target` and
       `draft`.
   """
-  weights: Mapping[str, Any] = part._asdict()
+  weights: Mapping[str, Any] = flatten_dict(part._asdict(), sep="/")
   config: dict[str, Any] = {"verifier": "judge"}
   file = _WEIGHTS
   if isinstance(part, Filter):
     config = {"policy": "learned", "window": len(part.out_bias)}
+  elif isinstance(part, EnergyNetwork):
+    config = {ENERGY: "nce", "hidden": len(part.out)}
   elif isinstance(part, Acceptance):
     weights, file = flatten_dict(part.params, sep="/"), _OF_ACCEPTANCE
     config = {"blocks": part.blocks, "width": weights["params/out"].shape[1]}
@@ -88,6 +95,24 @@ def load_filter(directory: str | pathlib.Path) -> Filter:
   H = read_tensors(path).get("into_bias", np.empty(0)).size
   shapes = {"into": (H, W), "into_bias": (H,), "out": (W, H), "out_bias": (W,), "least": ()}
   return Filter(**_read(path, shapes))
+
+
+def load_energy(directory: str | pathlib.Path, model: Config) -> EnergyNetwork:
+  """An energy network for the denoiser `model`; ValueError for none, or for tensors as in
+  `load_judge`."""
+  raw, where = read_config(directory, "energy network"), f"{directory}/config.json"
+  if raw.get(ENERGY) != "nce":
+    raise ValueError(f"{where} lacks energy='nce': this is no energy network.")
+  harmless.known_keys(raw, where, {ENERGY, "hidden", *_BASE}, {})
+  hidden = checks.fields_of(raw, {"hidden": int}, where, ["hidden"])["hidden"]
+
+  def shaped() -> dict[str, Any]:
+    network = transformer.init(model, new_key(0))
+    return energy.begin(new_key(0), network, model.width, hidden)._asdict()
+
+  shapes = {k: x.shape for k, x in flatten_dict(jax.eval_shape(shaped), sep="/").items()}
+  tensors = _read(pathlib.Path(directory) / _WEIGHTS, shapes)
+  return EnergyNetwork(**unflatten_dict(tensors, sep="/"))
 
 
 def load_acceptance(directory: str | pathlib.Path, width: int) -> Acceptance:

@@ -15,9 +15,59 @@ from specjax.base import Target
 from specjax.diffusion.base import Denoiser, Params, Policy
 from specjax.sampling import DRAFT, RESIDUAL, Noise, NoiseSource
 
-TextLogProbs = Callable[[Params, Array, Array], Array]
-"""(params, tokens i32[B, N], seen bool[B, N]) -> f32[B], nats: how probable each whole text is, up
-to a constant. Slots that are not seen do not count."""
+
+class Guess(NamedTuple):
+  """Whole texts, drawn slot by slot.
+
+  Attributes:
+    tokens: i32[B, N].
+    masked: bool[B, N], the slots that were drawn.
+    seen: bool[B, N]; the other slots do not count.
+    log_q: f32[B], nats: how probable the draws were.
+  """
+
+  tokens: Array
+  masked: Array
+  seen: Array
+  log_q: Array
+
+
+Energy = Callable[[Params, Guess], Array]
+"""(params, guess) -> f32[B], nats: log q - log p, up to a constant of what the text was drawn for;
+`autoregressive`, or a trained network, see `models.energy`."""
+
+
+def slot_log_probs(
+  denoiser: Denoiser, params: Params, tokens: Array, position: Array, seen: Array
+) -> Array:
+  """f32[B, N, V], what the denoiser says of every slot; never the mask token.
+
+  tokens, position: i32[B, N]; seen: bool[B, N].
+  """
+  states, _ = denoiser.evaluate(params, tokens, position, seen)
+  predicts = jnp.maximum(jnp.arange(tokens.shape[1]) - int(denoiser.shift), 0)
+  logits = denoiser.head(params, states[:, predicts])
+  is_mask = jnp.arange(denoiser.vocab_size)[None, None] == denoiser.mask
+  return jax.nn.log_softmax(jnp.where(is_mask, -jnp.inf, logits))
+
+
+def guesses(
+  noise: NoiseSource, log_q: Array, tokens: Array, masked: Array, seen: Array, samples: int
+) -> Guess:
+  """S texts of every row, one after another: the arrays have B * S rows.
+
+  Args:
+    log_q: f32[B, N, V], log-probabilities of each slot.
+    tokens: i32[B, N], of which the known ones are kept.
+    masked: bool[B, N], what is drawn.
+    seen: bool[B, N].
+    samples: S (static).
+  """
+  drawn = noise.children(DRAFT, log_q, samples, False)
+  said = jnp.where(masked[..., None], jnp.take_along_axis(log_q, drawn, -1), 0.0).sum(1)
+  texts = jnp.where(masked[..., None], drawn, tokens[..., None]).swapaxes(1, 2)
+  rows = (jnp.repeat(x, samples, 0) for x in (masked, seen))
+  return Guess(texts.reshape(-1, tokens.shape[1]), *rows, said.reshape(-1))
 
 
 def resample(
@@ -25,7 +75,8 @@ def resample(
   log_q: Array,
   tokens: Array,
   masked: Array,
-  log_p: Callable[[Array], Array],
+  seen: Array,
+  energy: Callable[[Guess], Array],
   samples: int,
 ) -> Array:
   """i32[B, N]: one of S texts drawn slot by slot, chosen with the weights exp(-E).
@@ -37,41 +88,35 @@ def resample(
   not; the distance falls as 1 / S. One sample is a draw from q.
 
   Args:
-    log_q: f32[B, N, V], log-probabilities of each slot.
-    tokens: i32[B, N], of which the known ones are kept.
-    masked: bool[B, N], what is drawn.
-    log_p: i32[B * S, N] -> f32[B * S], nats, up to a constant of each of the B rows, whose S texts
-      follow each other.
-    samples: S (static).
+    energy: guess of B * S rows -> f32[B * S], nats, up to a constant of each of the B rows.
+    log_q, tokens, masked, seen, samples: see `guesses`.
   """
-  B, N = tokens.shape
-  drawn = noise.children(DRAFT, log_q, samples, False)
-  said = jnp.where(masked[..., None], jnp.take_along_axis(log_q, drawn, -1), 0.0).sum(1)
-  texts = jnp.where(masked[..., None], drawn, tokens[..., None]).swapaxes(1, 2)
-  weight = log_p(texts.reshape(B * samples, N)).reshape(B, samples) - said
+  guess = guesses(noise, log_q, tokens, masked, seen, samples)
+  weight = -energy(guess).reshape(-1, samples)
   # Where p is zero on all texts of a row, each is as good.
   weight = jnp.where((weight > -jnp.inf).any(1, keepdims=True), weight, 0.0)
   chosen = noise.draw(RESIDUAL, jax.nn.log_softmax(weight))
+  texts = guess.tokens.reshape(*weight.shape, -1)
   return jnp.take_along_axis(texts, chosen[:, None, None], 1)[:, 0]
 
 
 @functools.cache
-def autoregressive(target: Target) -> TextLogProbs:
-  """The log-probability of a text under a causal model, given every token that is not masked.
+def autoregressive(target: Target) -> Energy:
+  """The energy by a causal model: p is what it says of a text, given every token that is known.
 
   The params are the model's. The token of slot 0 does not count: a model that predicts the next
   token does not say how probable the first one is.
   """
 
-  def log_prob(params: Params, tokens: Array, seen: Array) -> Array:
-    B, N = tokens.shape
-    tokens = jnp.where(seen, tokens, 0)  # the mask token need not be one of the model's
+  def energy(params: Params, guess: Guess) -> Array:
+    B, N = guess.tokens.shape
+    tokens = jnp.where(guess.seen, guess.tokens, 0)  # the mask token need not be one of the model's
     _, features = target.prefill(params, tokens, jnp.full(B, N, jnp.int32), N)
     log_probs = jax.nn.log_softmax(target.head(params, features.hidden[:, :-1]))
     said = jnp.take_along_axis(log_probs, tokens[:, 1:, None], -1)[..., 0]
-    return jnp.where(seen[:, 1:], said, 0.0).sum(1)
+    return guess.log_q - jnp.where(guess.seen[:, 1:], said, 0.0).sum(1)
 
-  return log_prob
+  return energy
 
 
 class Reweighted(NamedTuple):
@@ -79,7 +124,7 @@ class Reweighted(NamedTuple):
 
   Attributes:
     inner: the denoiser's own.
-    text: the text distribution's.
+    text: the energy's.
     key: key[B], see `sampling.request_keys`; its seed is not the request's.
   """
 
@@ -116,7 +161,7 @@ def check_beside(policy: Policy, parts: Mapping[str, Any]) -> None:
 
 
 @functools.cache
-def reweighted(denoiser: Denoiser, log_probs: TextLogProbs, samples: int = 2) -> Denoiser:
+def reweighted(denoiser: Denoiser, energy: Energy, samples: int = 2) -> Denoiser:
   """LOSSY: whole guesses are weighed by a second model of the same vocabulary.
 
   EDLM (Xu et al. 2024, arXiv 2410.21357) for policies that are `blind`: one that commits every slot
@@ -125,16 +170,17 @@ def reweighted(denoiser: Denoiser, log_probs: TextLogProbs, samples: int = 2) ->
   `resample`. All slots have confidence 1, so that a policy which asks for it would commit them all.
   Tokens are drawn at temperature 1, and the request's temperature changes nothing.
 
-  In every pass `log_probs` reads S whole texts. Whole canvases are read, so `caches.none` is the
-  only cache.
+  In every pass `energy` reads S whole texts. Whole canvases are read, so `caches.none` is the only
+  cache. It is a causal model's, or that of a network which learned by noise contrastive estimation.
 
   It makes a denoiser that is sure of one text in every pass, that which `resample` chose.
 
   Measured: 16 passes for 16 tokens (denoiser_and_causal)
+  Train: python -m specjax.train.energy
 
   Args:
     denoiser: the network that gives q.
-    log_probs: says what p is; `autoregressive` or another.
+    energy: says what p is.
     samples: S (static), published 2.
   """
   tokens_of_v = jnp.arange(denoiser.vocab_size)[None, None]
@@ -142,18 +188,12 @@ def reweighted(denoiser: Denoiser, log_probs: TextLogProbs, samples: int = 2) ->
   def evaluate(params: Reweighted, tokens: Array, position: Array, seen: Array, earlier=None):
     if earlier is not None:
       raise ValueError("`cache` must be none for a reweighted denoiser, which weighs whole texts.")
-    states, _ = denoiser.evaluate(params.inner, tokens, position, seen)
-    predicts = jnp.maximum(jnp.arange(tokens.shape[1]) - int(denoiser.shift), 0)
-    logits = denoiser.head(params.inner, states[:, predicts])
-    log_q = jax.nn.log_softmax(jnp.where(tokens_of_v == denoiser.mask, -jnp.inf, logits))
+    log_q = slot_log_probs(denoiser, params.inner, tokens, position, seen)
     masked = (tokens == denoiser.mask) & seen
     # Every pass commits a slot or more, so each has its own number of masked slots.
     noise = Noise(params.key, masked.sum(1, dtype=jnp.int32))
-
-    def log_p(texts: Array) -> Array:
-      return log_probs(params.text, texts, jnp.repeat(seen, samples, 0))
-
-    return resample(noise, log_q, tokens, masked, log_p, samples)[..., None], ()
+    of_text = functools.partial(energy, params.text)
+    return resample(noise, log_q, tokens, masked, seen, of_text, samples)[..., None], ()
 
   def head(params: Reweighted, states: Array) -> Array:
     # Slots past the end stay masked; their logits mean nothing, but must not be NaN.

@@ -25,14 +25,13 @@ def play(log_q, log_p, tokens, masked, rows, samples, sign):
   """All that can happen: row r of the batch is told the outcomes that are the digits of r."""
   script, B = Script(rows), rows.shape[0]
 
-  def weigh(texts):
-    said = log_p[texts[:, 0], texts[:, 1]]
-    q = log_q[jnp.arange(2)[None], texts]
-    own = jnp.where(masked[None], q, 0.0).sum(1)
-    return own + sign * (said - own)  # -1 weighs by exp(+E)
+  def energy(guess):
+    said = log_p[guess.tokens[:, 0], guess.tokens[:, 1]]
+    return sign * (guess.log_q - said)  # -1 weighs by exp(+E)
 
-  wide = (jnp.broadcast_to(x, (B, *x.shape)) for x in (log_q, tokens, masked))
-  return resample(script, *wide, weigh, samples), script.record
+  seen = jnp.ones(2, bool)
+  wide = (jnp.broadcast_to(x, (B, *x.shape)) for x in (log_q, tokens, masked, seen))
+  return resample(script, *wide, energy, samples), script.record
 
 
 def log_probs_of(q, p, samples, tokens=(0, 0), masked=(True, True), sign=1) -> np.ndarray:

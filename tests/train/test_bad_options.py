@@ -13,12 +13,13 @@ SCRIPTS = {
   "acceptance": ("--model", "gsm8k-7m", "--draft", "gsm8k-7m"), "filter": ("--model", "lists-3m"),
   "distill": ("--model", "lists-3m"), "draft_model": ("--model", "gsm8k-7m"),
   "skipping": ("--model", "gsm8k-7m"), "duo": ("--model", "gsm8k-7m"),
+  "energy": ("--model", "lists-3m"),
   "parscale": ("--model", "gsm8k-7m"), "coprocessor": ("--model", "gsm8k-7m"),
   "joint": ("--model", "gsm8k-7m", "--init", "specjax/zoo/gsm8k-7m-medusa"),
 }  # fmt: skip
 DRAFTING = ("heads", "acceptance", "draft_model", "joint")  # from answers of their own making
 SKIPPING = ("skipping", "duo")
-ASKING = (*DRAFTING, *SKIPPING, "judge", "filter", "distill")
+ASKING = (*DRAFTING, *SKIPPING, "judge", "filter", "distill", "energy")
 
 # What is wrong for every script of a group: options after the good ones, and the sentence.
 WRONG = {
@@ -31,13 +32,14 @@ WRONG = {
   "a bad split": (SCRIPTS, "--data tfds:gsm8k", "expected tfds:NAME:SPLIT"),
   "no text in a field": (ASKING, "--field query", "record 1 has no text in field 'query'; fields"),
   "no fields": (("lm", "denoiser"), "--fields question reply", "no text in field 'reply'"),
-  "no answers": (("judge", *SKIPPING), "--answer-field reply", "has no text in field 'reply'"),
+  "no answers": (("judge", "energy", *SKIPPING), "--answer-field reply",
+   "has no text in field 'reply'"),
   "unknown model": (ASKING, "--model nowhere", "'nowhere' is no directory with a config.json"),
   "unknown draft": (("acceptance",), "--draft nowhere", "'nowhere' is no directory with a config"),
   "unknown start": (("denoiser",), "--start nowhere", "'nowhere' is no directory with a config"),
   "another vocabulary": (("acceptance",), "--draft lists-3m", "they must share one"),
   "a denoiser": ((*DRAFTING, "judge", *SKIPPING), "--model lists-3m", "diffusion"),
-  "no denoiser": (("filter", "distill"), "--model gsm8k-7m",
+  "no denoiser": (("filter", "distill", "energy"), "--model gsm8k-7m",
    "`model` must be a masked diffusion model, with is_causal .. got 'gsm8k-7m'."),
   "no blocks": (("denoiser",), "--block-length 0", "`block_length` must be at least 1, got 0."),
   "context": (("denoiser",), "--block-length 4 --context",
@@ -97,6 +99,7 @@ WRONG = {
   "answers beyond the model": (
     ("filter", "distill"), "--new 1000 --batch 1 --held-out 2", "questions leave less than 1000 of"
   ),
+  "short canvases": (("energy",), "--new 1", "`new` must be at least "),
   "no token to learn": (("acceptance",), "--mixed 1",
    "`mixed` must be below 1, for the head learns from the other tokens, got 1.0."),
   "no loss": (("heads",), "--loss 0 0 0 0.8",

@@ -15,6 +15,7 @@ from specjax.train import (
   distill,
   draft_model,
   duo,
+  energy,
   filter,
   heads,
   joint,
@@ -115,12 +116,14 @@ def settings(request, tiny_heads, uneven, tmp_path):
     "filter": lambda: (filter, filter.Config(
       model=request.getfixturevalue("list_denoiser"), questions=16, held_out=8, new=6, block=3,
       answer_batch=8, **lists)),
+    "energy": lambda: (energy, energy.Config(
+      model=request.getfixturevalue("list_denoiser"), held_out=8, new=6, hidden=4, **lists)),
   }  # fmt: skip
 
 
 NAMES = ("heads", "heads within", "frames", "joint", "draft_model", "acceptance", "judge",
          "skipping", "duo, mlps", "duo, routers", "lm", "lm, exits", "denoiser",
-         "denoiser, blocks", "distill", "filter")  # fmt: skip
+         "denoiser, blocks", "distill", "filter", "energy")  # fmt: skip
 
 
 @pytest.mark.slow

@@ -23,9 +23,16 @@ from specjax.diffusion.draws import DRAWS, tempered
 from specjax.diffusion.guidance import Guided, guided
 from specjax.diffusion.loops import AnySubset, Denoise, DraftVerify, Loop
 from specjax.diffusion.policies import ADDED, GUIDED, POLICIES, Filter, Guide
-from specjax.diffusion.reweight import Reweighted, autoregressive, check_beside, reweighted
+from specjax.diffusion.reweight import (
+  Energy,
+  Reweighted,
+  autoregressive,
+  check_beside,
+  reweighted,
+)
 from specjax.diffusion.stopping import STOPPING
 from specjax.diffusion.transforms import TRANSFORMS
+from specjax.models import energy
 from specjax.models.denoiser import smoothed
 from specjax.names import grammar
 from specjax.names.build.drafters import load_small, sharing
@@ -366,6 +373,17 @@ def build_denoising(model: Model, given: Any, **decorations: Any) -> Denoising:
   return Denoising("/".join((name, *shown)), model, loop, weights, wrap, temperatures)
 
 
+def _energy(model: Model, part: Part) -> tuple[Energy, Params]:
+  """The energy of whole texts: a network that was trained for the model, or a causal model's."""
+  path = resolve(grammar.text_of(part, "a model", hint=", a zoo name or directory"))
+  raw = read_config(path, "energy network") if path.is_dir() else {}
+  if trained.ENERGY not in raw:
+    text = load_small(model, part, alike=True)
+    return autoregressive(text.target), text.params
+  with checked(str(path), raw, target=model.identity):
+    return energy.learned(model.config), trained.load_energy(path, model.config)
+
+
 def _denoiser(
   model: Model, chosen: Mapping[str, Any], labels: dict[str, str]
 ) -> tuple[Denoiser, Callable[[Array, Array], Params]]:
@@ -381,12 +399,11 @@ def _denoiser(
   if "smoothing" in other and len(other) > 1:
     checks.refuse("smoothing", "smoothed", f"left out beside {other[0]}")
   if (part := chosen["reweighting"]) is not None:
-    text = load_small(model, part, alike=True)
-    label, numbers = grammar.bind("policy", part, parameters(reweighted))
-    labels["reweighting"] = label
-    weighed = reweighted(denoiser, autoregressive(text.target), **numbers)
+    weighs, text = _energy(model, part)
+    labels["reweighting"], numbers = grammar.bind("policy", part, parameters(reweighted))
+    weighed = reweighted(denoiser, weighs, **numbers)
     fold = jax.vmap(jax.random.fold_in, (0, None))
-    return weighed, lambda given, key: Reweighted(model.params, text.params, fold(key, 1))
+    return weighed, lambda given, key: Reweighted(model.params, text, fold(key, 1))
   if (part := chosen["guidance"]) is not None:
     labels["guidance"], numbers = grammar.bind("guidance", part, parameters(Guided))
     number = checks.number("guidance", numbers.get("weight", 1.0), 0, 1e6)
