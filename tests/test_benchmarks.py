@@ -107,6 +107,10 @@ ERRORS = [
   ),
   ("benchmarks/claims/cache_answers.py --caches dust", "dust"),
   (
+    "benchmarks/claims/vocabularies.py --data x --models y --limit 0",
+    "`limit` must be between 1 and 2147483647, got 0.",
+  ),
+  (
     "benchmarks/claims/mixed_requests.py --batch 0",
     "`batch` must be between 1 and 2147483647, got 0.",
   ),
