@@ -42,6 +42,7 @@ from specjax.checkpoints.hf_near_llama import NEAR_LLAMA
 from specjax.checkpoints.hf_norms_after import NORMS_AFTER
 from specjax.checkpoints.hf_qwen_next import QWEN_NEXT
 from specjax.checkpoints.hf_rows import Row
+from specjax.checkpoints.hf_sambay import SAMBAY
 from specjax.models import parscale, transformer
 from specjax.models.config import Config
 
@@ -114,6 +115,7 @@ ROWS: dict[str, Row] = (
   | GEMMA3N
   | DIFFUSION_GEMMA
   | QWEN_NEXT
+  | SAMBAY
 )
 FAMILIES |= {name: _of_row(row) for name, row in (ROWS | LING).items()}
 FAMILIES["kimi_k2"] = FAMILIES["deepseek_v3"]  # the same network, which is saved as that
@@ -139,6 +141,7 @@ FAMILIES[hf_parscale.FAMILY] = Family(
 _MISSING = {
   "cohere": "LayerNorm on q and k",
   "falcon_h1": "attention and Mamba-2 beside each other in a layer",
+  "phi4flash": "Mamba-1 and differential attention",
 }
 
 

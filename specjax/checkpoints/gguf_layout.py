@@ -100,7 +100,8 @@ def _granite(c: Config, parts: list[Fusion]) -> list[Fusion]:
 
 def recurrent(c: Config) -> GatedDelta | Mamba | None:
   """The sizes of its recurrent layers, or None where there is none."""
-  return next((kind.recurrence for kind in c.kinds if kind.recurrence is not None), None)
+  found = (kind.recurrence for kind in c.kinds)
+  return next((x for x in found if isinstance(x, GatedDelta | Mamba)), None)
 
 
 def layout(table: Layout, c: Config, theirs: Callable[[str], str]) -> Layout:

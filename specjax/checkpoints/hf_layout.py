@@ -17,7 +17,7 @@ from specjax.base import Params
 from specjax.checkpoints.files import Shapes, Tensors
 from specjax.checkpoints.stored import room
 from specjax.models import sharding
-from specjax.models.config import Config, Experts, GatedDelta, Mamba, Streams
+from specjax.models.config import Config, Experts, GatedDelta, GatedMemory, Mamba, Streams
 from specjax.models.groups import Groups, concatenate
 from specjax.models.weights import Matrix, parameter
 
@@ -204,6 +204,11 @@ def block(
     table |= delta_net(c.recurrence, E, (*ours, "recurrence"), of, names)
   elif isinstance(c.recurrence, Mamba):
     table |= mamba(c.recurrence, E, (*ours, "recurrence"), of, names)
+  elif isinstance(c.recurrence, GatedMemory):
+    M = c.recurrence.width
+    table[*ours, "recurrence", "gate"] = [of(names["memory_gate"], M, E)]
+    table[*ours, "recurrence", "norm"] = [of(names["memory_norm"], M)]
+    table[*ours, "recurrence", "out"] = [of(names["memory_out"], E, M)]
   elif c.latent is not None:
     table |= _latent(c, (*ours, "latents"), of, names)
   elif c.source is not None or c.keys_as_values:

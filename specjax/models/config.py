@@ -176,6 +176,11 @@ class GatedDelta:
     if self.value_heads % self.key_heads:
       checks.refuse("value_heads", self.value_heads, f"a multiple of key_heads={self.key_heads}")
 
+  @property
+  def width(self) -> int:
+    """What a node reads is so wide, of all heads together."""
+    return self.value_heads * self.value_dim
+
 
 @dataclasses.dataclass(frozen=True)
 class Mamba:
@@ -205,6 +210,25 @@ class Mamba:
     if not 0 <= self.step[0] < self.step[1]:
       checks.refuse("step", self.step, "two numbers, of which the first is at least 0 and smaller")
 
+  @property
+  def width(self) -> int:
+    """What a node reads is so wide, of all heads together."""
+    return self.heads * self.head_dim
+
+
+@dataclasses.dataclass(frozen=True)
+class GatedMemory:
+  """The size of a layer that gates what an earlier recurrent one read, see `models.gated_memory`.
+
+  Attributes:
+    width: M, of all heads of that layer together.
+  """
+
+  width: int
+
+  def __post_init__(self):
+    checks.whole("width", self.width, 1)
+
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
@@ -223,7 +247,7 @@ class Kind:
   mlp_width: int = 0
   keys_as_values: bool = False
   source: int | None = None
-  recurrence: GatedDelta | Mamba | None = None
+  recurrence: GatedDelta | Mamba | GatedMemory | None = None
   sparsity: float = 0.0
 
   @property
@@ -264,7 +288,7 @@ class Config:
     kinds: one for each layer where layers differ, in place of the fields that it has; () where all
       are alike.
     recurrence: of a layer that is recurrent, in attention's place; never of all (Qwen3-Next,
-      Granite 4).
+      Granite 4). Or of one that gates what the recurrent layer `source` read (SambaY).
     attention_gate: whether attention's output is weighed by a sigmoid of its input (Qwen3-Next).
     norms: where attention and MLP have a norm: before them, on what they add (OLMo 2), "both"
       (Gemma 2 and later), or a "shared" one before both, which are then beside each other (Cohere).
@@ -334,7 +358,7 @@ class Config:
   embedding_scale: float = 1.0
   residual_scale: float = 1.0
   logit_scale: float = 1.0
-  recurrence: GatedDelta | Mamba | None = None
+  recurrence: GatedDelta | Mamba | GatedMemory | None = None
   attention_gate: bool = False
   canvas: int | None = None
   layer_vocab: int | None = None
@@ -389,10 +413,21 @@ class Config:
       raise ValueError("`kinds` must have no recurrent layer with a window, or causal=False.")
     if self.recurrent and all(kind.recurrence for kind in self.kinds):
       raise ValueError("`kinds` must have a layer of attention beside the recurrent ones.")
+    for number, kind in enumerate(self.kinds):
+      if isinstance(kind.recurrence, GatedMemory):
+        self._check_memory(number, kind.recurrence.width, kind.source)
     if self.experts is not None:
       checks.whole("dense_layers", self.experts.dense_layers, most=self.layers - 1)
       for number in self.experts.sparse_layers:
         checks.whole("sparse_layers", number, most=self.layers - 1)
+
+  def _check_memory(self, number: int, width: int, source: int | None) -> None:
+    """Raises ValueError for a layer of `GatedMemory` whose source is no recurrent one of its width
+    before it."""
+    kind = None if source is None else dict(enumerate(self.kinds[:number])).get(source)
+    read = None if kind is None else kind.recurrence
+    if not isinstance(read, GatedDelta | Mamba) or read.width != width:
+      checks.refuse(f"kinds[{number}].source", source, f"a recurrent layer before it, {width} wide")
 
   def of_layer(self, number: int) -> "Config":
     """That of a layer: it has the layer's kind, and a layer with a dense MLP has no experts."""

@@ -4,6 +4,8 @@ A short convolution, the gated delta rule, and a norm that is gated. The letters
 `recurrence`; E is the width of the stream.
 """
 
+import dataclasses
+
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
@@ -58,6 +60,7 @@ class GatedDeltaNet(nn.Module):
     y, nodes = recurrence.evaluated(
       gated_delta.evaluate, state, mask, _unit(q) * C**-0.5, _unit(k), v, gate, rate
     )
+    nodes = dataclasses.replace(nodes, read=y)
 
     y = y.swapaxes(1, 2)
     y = y * lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.config.norm_epsilon)

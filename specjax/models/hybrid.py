@@ -1,8 +1,8 @@
 """The cache of a network some of whose layers are recurrent: rows of the others, and their states.
 
 It is a `Cache`. At a recurrent layer its `k` has the `State` and its `v` nothing; fresh ones have
-the `Nodes` and the convolution's inputs. All but `prefill` and `commit` hand it on as it is. Where
-rows lie in pages it is a `PagedHybrid`.
+the `Nodes` and the convolution's inputs. Rows of a layer that reads another's have no numbers. All
+but `prefill` and `commit` hand it on as it is. Where rows lie in pages it is a `PagedHybrid`.
 
 Letters: B batch, T padded length of prompts, N nodes, A rows of an accepted path, S capacity.
 """
@@ -20,7 +20,7 @@ from specjax.kernels.platform import mesh_axis
 from specjax.models import cache as kv_cache
 from specjax.models import pages, recurrence
 from specjax.models.chunks import Read, committed
-from specjax.models.config import Config
+from specjax.models.config import Config, GatedDelta, Mamba
 from specjax.models.pages import PagedHybrid
 from specjax.models.recurrence import Nodes, State
 
@@ -91,9 +91,9 @@ def _begun(config: Config, kv: KV, length: Array, capacity: int) -> Cache:
 
   def empty(i: int) -> State | None:
     own, nodes = config.of_layer(i).recurrence, kv.k[i]
-    if own is None or not isinstance(nodes, Nodes):
-      return None
-    return recurrence.begun(nodes, kv.v[i], own.kernel)
+    if isinstance(own, GatedDelta | Mamba) and isinstance(nodes, Nodes):
+      return recurrence.begun(nodes, kv.v[i], own.kernel)
+    return None
 
   states = list(map(empty, range(config.layers)))
   path = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))

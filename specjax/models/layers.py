@@ -7,6 +7,7 @@ weight at each step.
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -16,9 +17,10 @@ from specjax.base import KV
 from specjax.models import altup, ring
 from specjax.models import cache as kv_cache
 from specjax.models.attention import attend
-from specjax.models.config import Config, GatedDelta
+from specjax.models.config import Config, GatedDelta, GatedMemory, Mamba
 from specjax.models.delta_net import GatedDeltaNet
 from specjax.models.experts import SparseMLP
+from specjax.models.gated_memory import GatedMemoryUnit
 from specjax.models.latent import LatentAttention
 from specjax.models.linear import fused, linear
 from specjax.models.lora import weight
@@ -57,13 +59,14 @@ class TransformerBlock(nn.Module):
     if c.attention_gate:  # beside each head's query
       of_qkv["q"] *= 2
     if c.source is not None:
-      of_qkv = {"q": H * C}
+      of_qkv = {"q": of_qkv["q"]}
     elif c.keys_as_values:
       del of_qkv["v"]
     if c.latent is not None:
       self.latents = LatentAttention(c, c.latent, inputs)
     else:
-      name = "gated_qkv" if c.attention_gate else "".join(of_qkv)
+      whole = c.attention_gate and c.source is None
+      name = "gated_qkv" if whole else "".join(of_qkv)
       self.qkv = fused(self, name, of_qkv, INIT, inputs)
     if c.qkv_bias:
       of_bias = {f"{name}_bias": rows for name, rows in of_qkv.items()}
@@ -256,6 +259,11 @@ class TransformerBlock(nn.Module):
     return self.behind(y + self.mlp(before) if self.has_mlp else y, embedded), k, v
 
 
+_MIXERS: dict[Any, type[nn.Module]] = {
+  GatedDelta: GatedDeltaNet, Mamba: Mamba2, GatedMemory: GatedMemoryUnit,
+}  # fmt: skip
+
+
 class RecurrentBlock(TransformerBlock):
   """A layer of `models.recurrence` in attention's place; what it leaves of nodes is as
   `models.hybrid` has it."""
@@ -264,16 +272,29 @@ class RecurrentBlock(TransformerBlock):
     c = self.config
     norm = functools.partial(RMSNorm, c.norm_epsilon, c.centred)
     self.attention_norm = norm()
-    self.recurrence = (GatedDeltaNet if isinstance(c.recurrence, GatedDelta) else Mamba2)(c)
+    self.recurrence = _MIXERS[type(c.recurrence)](c)
     self._set_up_mlp(norm, nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5))
 
   def attended(self, x, angle, mask, prefix, earlier=None, attention_input=None, read=None):
     if earlier is not None or attention_input is not None:
       raise ValueError("a recurrent layer reads its own text alone: drafts by it are not made.")
     state = None if prefix is None else prefix[0]
-    y, nodes, inputs = self.recurrence(self.attention_norm(x), mask, state)
+    y, nodes, inputs = self._mixed(self.attention_norm(x), mask, state, read)
     scale = self.config.residual_scale
     return x + (y if scale == 1 else y * scale), nodes, inputs
+
+  def _mixed(self, x, mask, state, read):
+    return self.recurrence(x, mask, state)
+
+
+class MemoryBlock(RecurrentBlock):
+  """A layer of `models.gated_memory` in attention's place; `read` are a recurrent layer's nodes and
+  inputs, and its own rows have no numbers."""
+
+  def _mixed(self, x, mask, state, read):
+    nodes, _ = read
+    rows = jnp.zeros((x.shape[0], self.config.kv_heads, x.shape[1], 0), x.dtype)
+    return self.recurrence(x, nodes.read), rows, rows
 
 
 class AltUpBlock(TransformerBlock):
@@ -301,6 +322,8 @@ class AltUpBlock(TransformerBlock):
 def _block(config: Config) -> type[TransformerBlock]:
   if config.streams is not None:
     return AltUpBlock
+  if isinstance(config.recurrence, GatedMemory):
+    return MemoryBlock
   return TransformerBlock if config.recurrence is None else RecurrentBlock
 
 

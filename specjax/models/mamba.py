@@ -4,6 +4,8 @@ A short convolution over x, B and C, state space duality, and a norm behind a ga
 those of `recurrence`; E is the width of the stream.
 """
 
+import dataclasses
+
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
@@ -61,7 +63,9 @@ class Mamba2(nn.Module):
       state_space.evaluate, state, mask, q, k, time[..., None] * v, gate
     )
 
-    y = (y + skip[None, :, None, None] * v).swapaxes(1, 2).reshape(B, N, K, -1)
+    y = y + skip[None, :, None, None] * v
+    nodes = dataclasses.replace(nodes, read=y)
+    y = y.swapaxes(1, 2).reshape(B, N, K, -1)
     y = y * nn.silu(z.astype(jnp.float32)).reshape(y.shape)
     y = y * lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.config.norm_epsilon)
     norm = self.param("norm", nn.initializers.ones, (H * F,))

@@ -57,11 +57,13 @@ class Nodes:
     key: f32[B, K, N, C], k.
     update: f32[B, H, N, F], u.
     gate: f32[B, H, N, 1], the logarithms of the gates.
+    read: f32[B, H, N, F], what the nodes read, for later layers of the same pass; of a rule None.
   """
 
   key: Array
   update: Array
   gate: Array
+  read: Array | None = None
 
   def __getitem__(self, key) -> "Nodes":
     """Of some of the nodes."""
@@ -208,7 +210,7 @@ def commit(state: State, nodes: Nodes, inputs: Array, path: Array, rows: Array) 
     return jnp.take_along_axis(x, path[:, None, :, None], 2)
 
   live = jnp.arange(path.shape[1], dtype=jnp.int32)[None] < rows[:, None]
-  memory = advanced(state.memory, jax.tree.map(taken, nodes), live)
+  memory = advanced(state.memory, jax.tree.map(taken, dataclasses.replace(nodes, read=None)), live)
   text = jnp.concatenate([state.window, taken(inputs)[:, 0].astype(state.window.dtype)], 1)
   newest = rows[:, None] + jnp.arange(state.window.shape[1], dtype=jnp.int32)[None]
   return State(memory, jnp.take_along_axis(text, newest[..., None], 1))

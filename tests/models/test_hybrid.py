@@ -1,4 +1,5 @@
-"""Networks with recurrent layers: trees, prompts in pieces, refilled rows, a mesh, refusals."""
+"""Networks with recurrent layers, and layers that read what these read: trees, prompts in pieces,
+refilled rows, a mesh, refusals."""
 
 import dataclasses
 
@@ -11,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from specjax import Decoder
 from specjax.drafters.models.draft_model import draft_model
 from specjax.models import chunks, sharding, transformer
-from specjax.models.config import Config, GatedDelta, Kind, Mamba
+from specjax.models.config import Config, GatedDelta, GatedMemory, Kind, Mamba
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.names.load import Model
 from specjax.serving.refill import refilled
@@ -19,9 +20,10 @@ from specjax.trees.structure import ancestors
 
 ATTENDS, RECURRENT = Kind(), Kind(recurrence=GatedDelta(2, 4, 8, 6))
 MAMBA = Kind(recurrence=Mamba(4, 8, 6, 2))
+UNITS = tuple(Kind(source=i, recurrence=GatedMemory(M)) for i, M in ((0, 24), (2, 32)))
 CONFIG = Config(
-  vocab_size=32, width=16, layers=3, heads=4, kv_heads=2, head_dim=8, mlp_width=24, max_length=128,
-  qk_norm=True, attention_gate=True, kinds=(RECURRENT, ATTENDS, MAMBA),
+  vocab_size=32, width=16, layers=6, heads=4, kv_heads=2, head_dim=8, mlp_width=24, max_length=128,
+  qk_norm=True, attention_gate=True, kinds=(RECURRENT, ATTENDS, MAMBA, *UNITS, Kind(source=1)),
   residual_scale=0.7,
 )  # fmt: skip
 PARAMS = jax.tree.map(
@@ -171,7 +173,7 @@ def test_a_recurrent_model_drafts_for_none():
   ("changes", "words"),
   [
     ({"causal": False}, "`kinds` must have no recurrent layer with a window, or causal=False"),
-    ({"kinds": (RECURRENT,) * 3}, "`kinds` must have a layer of attention"),
+    ({"kinds": (RECURRENT,) * 6}, "`kinds` must have a layer of attention"),
   ],
 )
 def test_networks_that_are_none(changes, words):

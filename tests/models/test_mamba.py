@@ -39,8 +39,9 @@ def silu(x):
 
 
 def chain(xs):
-  """[T, E] of tokens xs [T, E] in a row: section 2's recurrence, a step after the other."""
-  w, window, memory, out = WEIGHTS, np.zeros((W, X)), np.zeros((H, C, F)), []
+  """[T, E] of tokens xs [T, E] in a row, and what they read [T, H, F]: section 2's recurrence, a
+  step after the other."""
+  w, window, memory, out, reads = WEIGHTS, np.zeros((W, X)), np.zeros((H, C, F)), [], []
   for x in xs:
     z, inputs, time = np.split(w["zxbct"] @ x, [INNER, INNER + X])
     window = np.concatenate([window[1:], inputs[None]])
@@ -54,10 +55,11 @@ def chain(xs):
       memory[h] *= np.exp(-np.exp(w["log_slope"][h]) * step[h])
       memory[h] += step[h] * np.outer(keys[own], values[h])
       y[h] = queries[own] @ memory[h] + w["skip"][h] * values[h]
+    reads.append(y)
     y = (y.reshape(-1) * silu(z)).reshape(K, -1)
     y = y / np.sqrt((y**2).mean(1, keepdims=True) + 1e-3)
     out.append(w["out"] @ (y.reshape(-1) * w["norm"]))
-  return np.array(out)
+  return np.array(out), np.array(reads)
 
 
 def test_a_tree_behind_a_text_is_one_chain_for_each_leaf():
@@ -65,20 +67,23 @@ def test_a_tree_behind_a_text_is_one_chain_for_each_leaf():
   causal = jnp.broadcast_to(jnp.tril(jnp.ones((T, T), bool)), (2, T, T))
   out, left, inputs = run(PARAMS, jnp.asarray(text, jnp.float32), causal, None)
   for b in range(2):
-    np.testing.assert_allclose(out[b], chain(text[b]), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(out[b], chain(text[b])[0], rtol=0, atol=1e-5)
 
   length = np.array([T, 2])  # of a text a part, whose rest is padding
   path = jnp.broadcast_to(jnp.arange(T), (2, T))
   state = committed(left, inputs, path, jnp.asarray(length))
   mask = ancestors(jnp.broadcast_to(jnp.asarray(PARENT), (2, len(PARENT))), 5)
-  found = np.asarray(run(PARAMS, jnp.asarray(nodes, jnp.float32), mask, state)[0])
+  found, left, _ = run(PARAMS, jnp.asarray(nodes, jnp.float32), mask, state)
   for b in range(2):
     for leaf in (4, 6, 7, 8):
       path = [leaf]
       while path[0]:
         path.insert(0, PARENT[path[0]])
-      want = chain(np.concatenate([text[b, : length[b]], nodes[b, path]]))[length[b] :]
-      np.testing.assert_allclose(found[b, path], want, rtol=0, atol=1e-5)
+      want, read = chain(np.concatenate([text[b, : length[b]], nodes[b, path]]))
+      at, since = jnp.array(path), length[b]
+      np.testing.assert_allclose(found[b, at], want[since:], rtol=0, atol=1e-5)
+      readout = left.read[b][:, at].swapaxes(0, 1)
+      np.testing.assert_allclose(readout, read[since:], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from specjax.heads.eagle import EagleConfig, eagle
 from specjax.kernels import compiled
 from specjax.kernels.tree_attention import Paged, gathered
 from specjax.models import transformer
-from specjax.models.config import Config, GatedDelta, Kind, Latent, Mamba
+from specjax.models.config import Config, GatedDelta, GatedMemory, Kind, Latent, Mamba
 from specjax.models.paged import drafting, paged
 from specjax.models.pages import PagedCache, caches, is_paged
 
@@ -90,6 +90,10 @@ KINDS = {
   "shared": {"layers": 3, "kinds": (Kind(window=70), Kind(), Kind(window=70, source=0))},
   "recurrent": {"layers": 3, "kinds": (
     Kind(recurrence=GatedDelta(2, 4, 8, 6)), Kind(), Kind(recurrence=Mamba(4, 8, 6, 2))
+  )},
+  "memory": {"layers": 4, "kinds": (
+    Kind(recurrence=Mamba(4, 8, 6, 2)), Kind(), Kind(source=0, recurrence=GatedMemory(32)),
+    Kind(source=1),
   )},
 }  # fmt: skip
 

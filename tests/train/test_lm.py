@@ -128,3 +128,6 @@ def test_a_hybrid_is_a_network_of_a_published_family():
   for every in (1, 5):
     with pytest.raises(ValueError, match="`attention_every` must be between 2 and 4"):
       Network(**sizes, attention_every=every).sizes  # noqa: B018
+  config = ModelConfig(vocab_size=9, **Network(**sizes, attention_every=2, self_decoder=2).sizes)
+  raw = families.to_json(config)
+  assert (raw["model_type"], raw["self_decoder_layers"]) == ("specjax_sambay", 2)

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from specjax import checks
 from specjax.models import ring
 from specjax.models.config import Experts, GatedDelta, Kind
+from specjax.models.gated_memory import decoder_hybrid_decoder
 
 
 class Bounds(NamedTuple):
@@ -61,6 +62,8 @@ class Network:
     attention_every: n for a network in which every n-th layer attends, with a gate and norms on q
       and k, and the others are Gated DeltaNets with as many heads of the same width (Qwen3.5); 0
       where all attend.
+    self_decoder: n for a hybrid of which the first n layers alone have states and cached rows, and
+      the others read these: gated memory units and attention in turns (SambaY); 0 for all layers.
   """
 
   width: Count
@@ -73,17 +76,22 @@ class Network:
   chosen: Count = 2
   router: Literal["softmax", "relu"] = "softmax"
   attention_every: Natural = 0
+  self_decoder: Natural = 0
 
   @property
   def sizes(self) -> dict[str, Any]:
     """What a model's config says of this shape; ValueError for experts or layers that cannot be."""
     found = dataclasses.asdict(self)
     count, chosen, router = (found.pop(name) for name in ("experts", "chosen", "router"))
-    if every := found.pop("attention_every"):
+    every, first = found.pop("attention_every"), found.pop("self_decoder")
+    if first and not every:
+      checks.refuse("self_decoder", first, "0 without attention_every")
+    if every:
       checks.whole("attention_every", every, 2, self.layers, note="0 where all layers attend")
       own = GatedDelta(self.kv_heads, self.heads, self.head_dim, self.head_dim)
       delta, full = Kind(recurrence=own), Kind()
-      found["kinds"] = tuple(delta if i % every else full for i in range(1, self.layers + 1))
+      kinds = tuple(delta if i % every else full for i in range(1, self.layers + 1))
+      found["kinds"] = decoder_hybrid_decoder(kinds, first) if first else kinds
       found |= {"qk_norm": True, "attention_gate": True}
     if count:
       chosen = count if router == "relu" else chosen
