@@ -26,18 +26,20 @@ from specjax.drafters.retrieval.history import history
 from specjax.drafters.retrieval.prompt_lookup import prompt_lookup
 from specjax.drafters.retrieval.rest import rest
 from specjax.drafters.retrieval.token_recycling import token_recycling
+from specjax.drafters.retrieval.trie import suffix_decoding, trie
 from specjax.drafters.stateless import none, stateless
 
 __all__ = [
   "DRAFTERS", "adaptive_model", "aded", "aggressive", "denoiser", "draft_model",
   "draft_tree", "dynamic_exit", "fallback", "forced", "history", "jacobi", "layerskip", "lookahead",
-  "none", "prompt_lookup", "rest", "self_speculative", "speculative_jacobi", "stateless", "swift",
-  "token_recycling", "union",
+  "none", "prompt_lookup", "rest", "self_speculative", "speculative_jacobi", "stateless",
+  "suffix_decoding", "swift", "token_recycling", "trie", "union",
 ]  # fmt: skip
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
   "none": none, "prompt_lookup": prompt_lookup, "draft_model": draft_model,
   "denoiser": denoiser, "token_recycling": token_recycling, "rest": rest, "history": history,
+  "trie": trie, "suffix_decoding": suffix_decoding,
   "aggressive": aggressive, "aded": aded, "forced": forced,
   "jacobi": jacobi, "lookahead": lookahead, "speculative_jacobi": speculative_jacobi,
   "self_speculative": self_speculative, "swift": swift, "layerskip": layerskip,

@@ -29,7 +29,8 @@ Number = int | float
 BRACKETS = {
   "auto": "DRAFTER", "draft_model": "MODEL", "denoiser": "MODEL",
   "rest": "FILE.npz", "aded": "FILE.npz",
-  "history": "FILE.npz", "aggressive": "FILE.txt", "self_speculative": "FILE.json",
+  "history": "FILE.npz", "trie": "FILE.npz", "suffix_decoding": "FILE.npz",
+  "aggressive": "FILE.txt", "self_speculative": "FILE.json",
   "ngram": "FILE.jsonl", "trimmed": "FILE.jsonl",
   "local": "MODEL", "ensemble": "MODEL", "tree": "FILE.json", "specdecpp": "HEAD",
   "judge": "HEAD", "head": "HEAD", "reflective": "TEXT",

@@ -51,8 +51,8 @@ def pair(name: str, model):
   if name == "medusa":
     head = medusa(model.target, MedusaConfig(depth=3))
     return drafting.drafter(head, CHOICES), head.init(jax.random.key(0), model.params)
-  if name == "history":
-    return drafters.history(), empty(2**15)
+  if name in ("history", "trie", "suffix_decoding"):
+    return drafters.DRAFTERS[name](), empty(2**15)
   if name == "rest":  # begins as the story does
     return drafters.rest(), tuple(map(jnp.asarray, datastore.build([model.encode(BEGINNING)])))
   if name == "aded":

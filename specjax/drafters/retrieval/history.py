@@ -2,7 +2,7 @@
 
 It is prompt lookup over a ring of the newest tokens of requests that are done, their prompts
 included. So it finds what the "dynamic" table of an n-gram cascade (lookup decoding of llama.cpp)
-and a trie of outputs (Zhao et al. 2023, arXiv 2312.12728) find, without hashing and eviction.
+finds, without hashing and eviction. `trie` drafts trees from the same ring.
 
 Letters: B batch, H tokens that are kept, D depth, S length of texts.
 """

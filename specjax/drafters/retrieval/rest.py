@@ -14,8 +14,9 @@ from jax import Array
 
 from specjax.base import Context, Draft, Drafter
 from specjax.data.datastore import SEPARATOR
+from specjax.drafters.retrieval.prefixes import tree_of
 from specjax.drafters.stateless import from_draft
-from specjax.trees.structure import below, gather
+from specjax.trees.structure import gather
 
 CONTINUATIONS = 32  # K, spread evenly over all occurrences
 
@@ -51,33 +52,6 @@ def occurrences(store: tuple[Array, Array], query: Array, count: Array) -> tuple
   bounds = jnp.zeros(2 * Q, jnp.int32), jnp.full(2 * Q, M, jnp.int32)
   found, _ = jax.lax.fori_loop(0, M.bit_length() + 1, halve, bounds)
   return found[:Q], found[Q:]
-
-
-def tree_of(rows: Array, root: Array, nodes: int) -> Draft:
-  """The N - 1 likeliest prefixes of continuations, as a tree below the root i32[B, 1].
-
-  Args:
-    rows: i32[B, K, D], sorted; a row ends at its first negative token.
-  """
-  B, K, D = rows.shape
-  real = jnp.cumprod(rows >= 0, 2, dtype=jnp.int32) > 0
-  same = jnp.cumprod(rows[:, :, None] == rows[:, None], 3, dtype=jnp.int32) > 0  # [B, K, K, D]
-  same = same & real[:, :, None] & real[:, None]
-  first = jnp.argmax(same, 2).astype(jnp.int32)  # [B, K, D], the first row with this prefix
-  own = real & (first == jnp.arange(K, dtype=jnp.int32)[None, :, None])
-  depth = jnp.arange(D, dtype=jnp.int32)[None, None]
-  score = jnp.where(own, same.sum(2, dtype=jnp.int32) * (D + 1) - depth, 0)  # parents above
-  best, index = jax.lax.top_k(score.reshape(B, K * D), min(nodes - 1, K * D))
-  index = jnp.sort(jnp.where(best > 0, index, K * D), 1).astype(jnp.int32)  # parents first
-  valid = index < K * D
-  index = jnp.where(valid, index, 0)
-  step = jnp.where(valid, index % D + 1, 0)
-  # The parent is in the first row that has its prefix.
-  above = gather(first.reshape(B, K * D), jnp.maximum(index - 1, 0)) * D + index % D - 1
-  is_parent = (index[:, None] == above[:, :, None]) & valid[:, None] & (step > 1)[:, :, None]
-  parent = jnp.where(is_parent.any(2), jnp.argmax(is_parent, 2).astype(jnp.int32) + 1, 0)
-  tokens = jnp.where(valid, gather(rows.reshape(B, K * D), index), 0)
-  return below(root, tokens, parent, step, valid)
 
 
 @functools.cache
@@ -129,7 +103,8 @@ def rest(nodes: int = 8, longest: int = 8, shortest: int = 2, ahead: int = 7) ->
     index = order[jnp.minimum(place, M - 1)] + matched[:, None]
     index = index[..., None] + jnp.arange(ahead, dtype=jnp.int32)[None, None]
     rows = jnp.where(index < M, tokens[jnp.minimum(index, M - 1)], SEPARATOR)
-    silent = repeated | (many == 0)[:, None]
-    return tree_of(jnp.where(silent[..., None], SEPARATOR, rows), context.root, nodes)
+    counts_once = ~repeated & (many > 0)[:, None]
+    weight = counts_once[:, None].astype(jnp.float32)
+    return tree_of(rows, context.root, nodes, weight, jnp.array([nodes - 1], jnp.int32))[0]
 
   return from_draft("rest", nodes, ahead, draft)

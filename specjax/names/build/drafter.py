@@ -189,6 +189,8 @@ WEIGHTS: dict[str, Callable[[Model, Part, Mapping[str, Any]], Params]] = {
   "aded": _trigrams,
   "aggressive": _source,
   "history": _history,
+  "trie": _history,
+  "suffix_decoding": _history,
   "swift": lambda model, part, arguments: begin(model.config.layers),
   "del": lambda model, part, arguments: unseen(model.config.layers, int(arguments["every"])),
 }  # fmt: skip
