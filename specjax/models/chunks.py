@@ -31,7 +31,9 @@ def chunk(T: int) -> int:
   return CHUNK if platform() == "cpu" and long <= T and T % CHUNK == 0 else T
 
 
-def read_prompts(read: Read, tokens: Array, length: Array, causal: bool) -> tuple[KV, Any]:
+def read_prompts(
+  read: Read, tokens: Array, length: Array, causal: bool, together: int | None = None
+) -> tuple[KV, Any]:
   """Reads tokens i32[B, T], of which length i32[B] count.
 
   Args:
@@ -39,12 +41,14 @@ def read_prompts(read: Read, tokens: Array, length: Array, causal: bool) -> tupl
       tokens for the cache, and whatever else there is of them, their axis second to last. A cache
       of None holds nothing.
     causal: whether no token sees a later one, static.
+    together: the tokens of a chunk, if T is a multiple, static; None is what is fastest here.
 
   Returns:
     What `read` returns, of all T tokens; past the chunk that ends the longest text it is zero.
   """
   B, T = tokens.shape
-  size = chunk(T) if causal else T
+  size = together or (chunk(T) if causal else T)
+  size = T if T % size else size
   place = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (B, size))
   mask = jnp.ones((size, size), bool)
   mask = jnp.broadcast_to(jnp.tril(mask) if causal else mask, (B, size, size))

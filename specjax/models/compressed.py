@@ -15,7 +15,7 @@ from jax import Array
 
 from specjax.base import KV, Cache, Evaluation, Features, LayeredTarget, Params
 from specjax.models import transformer
-from specjax.models.caches.base import CacheKind, Queries
+from specjax.models.caches.base import CacheKind, Prefix, Queries
 from specjax.models.chunks import read_prompts
 from specjax.models.config import Config
 from specjax.models.layers import of_layer
@@ -87,11 +87,19 @@ def compressed(config: Config, kind: CacheKind) -> LayeredTarget:
 
   def prefill(params: Params, tokens: Array, length: Array, capacity: int, hidden_layers=()):
     def read(cache: Cache | None, tokens: Array, position: Array, mask: Array):
-      x, fresh, inputs = run(config, params, lm.embed(params, tokens), position, mask, cache)
+      def before(cache: Cache, layer: int, q: Array) -> Prefix:
+        if kind.prompt is None:
+          return dense_prefix(cache, layer, q)
+        real = jnp.clip(length - position[:, 0], 0, tokens.shape[1])
+        return kind.prompt.read(cache, layer, q, real)
+
+      x = lm.embed(params, tokens)
+      x, fresh, inputs = run(config, params, x, position, mask, cache, before)
       found = features(params, x, inputs, hidden_layers)
       return fresh.kv, (found, fresh.queries.layers if kind.judges else ())
 
-    kv, (found, queries) = read_prompts(read, tokens, length, causal=True)
+    together = None if kind.prompt is None else kind.prompt.chunk
+    kv, (found, queries) = read_prompts(read, tokens, length, causal=True, together=together)
     place = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
     place = jnp.where(place < length[:, None] - 1, place, -1)
     asked = Queries(queries, place) if kind.judges else None

@@ -206,6 +206,7 @@ PROMPTS = [RNG.integers(V, size=n).tolist() for n in (70, 7)]
 WHOLE = {
   "mustafar": "mustafar-0", "keyformer": "keyformer-1", "sinks": "sinks-4,recent=500",
   "token_select": "token_select-500", "actqkv": "actqkv-32,more=14",
+  "minference": "minference-70,first=8,recent=8,chunk=64",
 }  # fmt: skip
 
 
@@ -227,6 +228,7 @@ def test_drafts_over_a_small_cache_change_no_token(name):
     "sinks": "sinks-2,recent=8",
     "token_select": "token_select-4,first=2,recent=4",
     "actqkv": "actqkv-1,more=0,first=1,recent=2",
+    "minference": "minference-4,first=1,recent=2,chunk=64",
   }
   for temperature in (0.0, 1.0):
     options = {"temperature": temperature, "batch": 2}
@@ -262,6 +264,10 @@ def test_drafts_over_a_small_cache_change_no_token(name):
     (
       {"cache": "actqkv-0"},
       r"`least` must be at least 1 block, and `more`, `first` and.*got 0, 14, 128 and 512\.",
+    ),
+    (
+      {"cache": "minference-8,chunk=96"},
+      "`count` must be at least 1 and `first` .*, and `chunk` 1 to 64 or.*got 8, 32, 128 and 96",
     ),
     ({"cache": "int8-0"}, r"`rows` must be at least 1 row in a block, got 0\."),
     ({"cache": "zip"}, r"`cache` must be one of int8, gear, mustafar, keyformer.*got 'zip'\."),

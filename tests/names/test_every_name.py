@@ -141,7 +141,7 @@ TREES = {
 # Numbers that have no default, or whose defaults change nothing of what is traced here.
 NEEDED = TREES | {
   "rapid": (3, 1), "sinks": (1, 2), "token_select": (1, 0, 1), "actqkv": (1, 0, 0, 0),
-  "skip_decode": (2, 8, 1),
+  "minference": (1, 0, 0, 16), "skip_decode": (2, 8, 1),
 }  # fmt: skip
 OTHER = {
   "threshold": 0.4,
@@ -515,6 +515,7 @@ PAIRS = {
   "guesses": "4:2",
   "keyformer": "0.6:0.01 0.05-0:0.05-0.9 0.05-0-0:0.05-0-9",
   "sinks": "1-1:9-1 1-1:1-9", "token_select": "1-0-1:9-0-1 1-0-1:1-9-1 1-0-1:1-0-9",
+  "minference": "1-0-0-4:9-0-0-4 2-0-0-4:2-2-0-4 1-0-0-4:1-0-1-4 1-0-0-4:1-0-0-32",
   "skip_decode": "1-4-1:4-4-1 1-2-1:1-64-1 1-4-0:1-4-1", "first": "0:1",
   "duo": "0:9",
 }  # fmt: skip

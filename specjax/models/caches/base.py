@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from jax import Array
 
-from specjax.base import KV
+from specjax.base import KV, Cache
 
 Prefix = tuple[Array, Array, Array]
 """(keys [B, K, R, C], values [B, K, R, C], which of the R rows are seen), see `attend`."""
@@ -30,6 +30,19 @@ class Queries(NamedTuple):
   position: Array
 
 
+class Prompt(NamedTuple):
+  """How a long prompt is read, where it is not densely.
+
+  Attributes:
+    chunk: N, how many of its tokens are read at once (static).
+    read: (dense cache of the tokens before a chunk, layer (static), q [B, H, N, C], how many of
+      the N count i32[B]) -> the Prefix that the chunk's queries attend to.
+  """
+
+  chunk: int
+  read: Callable[[Cache, int, Array, Array], Prefix]
+
+
 class CacheKind(NamedTuple):
   """A way of keeping the keys and values of a text, whose cache is a fixed-shape pytree.
 
@@ -43,6 +56,7 @@ class CacheKind(NamedTuple):
     commit: (cache, KV of [B, K, N, C], Queries of the N nodes or None, path i32[B, A], rows
       i32[B]) -> the cache with the first `rows` nodes of the path appended.
     judges: whether it reads Queries (static); given none, it judges its rows no further.
+    prompt: None, or how prompts are read that are longer than a chunk and fill whole ones.
   """
 
   name: str
@@ -50,3 +64,4 @@ class CacheKind(NamedTuple):
   read: Callable[[Any, int, Array], Prefix]
   commit: Callable[[Any, KV, Queries | None, Array, Array], Any]
   judges: bool = False
+  prompt: Prompt | None = None
