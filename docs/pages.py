@@ -18,7 +18,10 @@ FOLDER = pathlib.Path(__file__).parent / "methods"
 PAGES: dict[str, tuple[str, tuple[str, ...], str]] = {
   "drafters": (
     "Drafters",
-    ("drafters", "drafters by load", "ensembles", "exits", "prompts", "bridges", "sources"),
+    (
+      "drafters", "drafters by load", "ensembles", "exits", "prompts", "passes", "bridges",
+      "sources",
+    ),
     "drafters",
   ),
   "heads": ("Heads", ("heads", "rescoring", "pseudo rows", "vocabularies"), "drafters"),

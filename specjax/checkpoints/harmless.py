@@ -48,6 +48,7 @@ CONFIG: Harmless = {
   "qkv_bias": (False,), "use_sliding_window": (False,), "partial_rotary_factor": (1,),
   "rope_interleaved": (False,), "use_parallel_residual": (False,), "clip_qkv": (0,),
   "num_nextn_predict_layers": (0,), "shared_expert_intermediate_size": (0,),
+  "spd_type": ("pard",),
 }  # fmt: skip
 # What the published files of a family have beside these.
 _SDAR: Harmless = {"debug": ..., "ep_size": ..., "fuse_cross_entropy": ..., "micro_forward": ...,

@@ -42,7 +42,7 @@ class Checkpoint(NamedTuple):
     stop: ids that end a text.
     template: how a conversation is written, or None.
     start: ids that belong before every text prompt; `Tokenizer.encode` does not add them.
-    mask: id of the mask token of a masked diffusion model, or None.
+    mask: id of the mask token of a masked diffusion model, or of a causal draft model, or None.
     shift: whether the state before a masked token predicts it (Dream, Fast-dLLM v2).
   """
 
@@ -66,6 +66,7 @@ def _token(name: str, value: Any) -> str:
   return checks.text(name, value.get("content") if isinstance(value, dict) else value)
 
 
+PARD = "pard_token"  # the mask of a causal draft model, see `drafters.models.masks`
 _IDS = {"eos_token_id": _one_or_more}
 _TOKENS = {"bos_token": _token, "eos_token": _token, "mask_token": _token}
 _TOKENIZER = _TOKENS | {
@@ -77,6 +78,7 @@ _OWN = {
   "specjax_template": functools.partial(checks.choice, accepted=TEMPLATES),
   "specjax_shift": bool,
   "mask_token_id": int,
+  PARD: int,
 }
 _SHIFTED = ("Dream", "Fast_dLLM_Qwen")
 # The mask's id in the published programs of families whose config.json need not have it.
@@ -137,7 +139,7 @@ def _mask(
 ) -> int | None:
   """The mask's id, by config.json, or else the tokenizer's files, or else the published program."""
   if family not in _MASKS or "mask_token_id" in own:
-    return own.get("mask_token_id")
+    return own.get("mask_token_id", own.get(PARD))
   found = None
   if tokenizer is not None and "mask_token" in known:
     found = tokenizer.id(known["mask_token"])
@@ -181,7 +183,8 @@ def load(
   tokenizer = hf_tokenizer.read(directory, known, family)
   mask = _mask(family, own, known, tokenizer)
   if mask is not None:
-    checks.whole(f"{file}: mask_token_id", mask, 0, config.vocab_size - 1)
+    key = PARD if PARD in own else "mask_token_id"
+    checks.whole(f"{file}: {key}", mask, 0, config.vocab_size - 1)
   # null says that there is none, an absent key that the published family's own is meant.
   usual = None if "specjax_template" in raw else {"llada": "llada", "Dream": "dream"}.get(family)
   named = own.get("specjax_template", usual)
@@ -234,7 +237,7 @@ def save(
       a config that no family has.
   """
   named = templates.known(template)
-  raw = families.to_json(config, mask=mask is not None, shift=shift)
+  raw = families.to_json(config, mask=mask is not None and not config.causal, shift=shift)
   family = hf_config.family_of(raw)
   narrow = jnp.dtype(dtype) == jnp.int8
   tensors = scatter(params, FAMILIES[family].layout(config), jnp.float32 if narrow else dtype)
@@ -248,7 +251,9 @@ def save(
   raw |= {**ends, "torch_dtype": jnp.dtype(dtype).name}
   if named is not None or mask is not None:
     raw["specjax_template"] = named
-  if mask is not None:
+  if mask is not None and config.causal:
+    raw |= {PARD: mask, "spd_type": "pard"}
+  elif mask is not None:
     raw |= {"mask_token_id": mask, "pad_token_id": stop[0] if stop else None}
     if shift != (family in _SHIFTED):
       raw["specjax_shift"] = shift

@@ -121,6 +121,7 @@ def kinds() -> dict[str, tuple[str, Rows]]:
     "ensembles, after draft_model": ("/", _plain(drafters.ENSEMBLES)),
     "exits, after draft_model": ("/", _plain(drafters.EXITS)),
     "prompts, after draft_model": ("/", _plain(drafters.PROMPTS)),
+    "passes, after draft_model": ("/", _plain(drafters.AT_ONCE)),
     "bridges, after draft_model": ("/", _plain(drafters.BRIDGES)),
     "vocabularies, after a head or draft_model": ("/", _plain(drafters.VOCABULARIES)),
     "caches, of --cache or after self_speculative": ("/", _plain(CACHES)),

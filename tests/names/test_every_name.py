@@ -84,7 +84,8 @@ def home(tmp_path_factory):
       written["near"] = jax.tree.map(lambda x: x + noise.normal(size=x.shape) / 4, params)
     for kind, weights in written.items():
       hf.save(path / kind, config, weights, TOKENIZER, template=TEMPLATES["plain"],
-              mask=None if config.causal else TOKENIZER.id(MASK), dtype=jnp.float32)  # fmt: skip
+              mask=1 if kind == "near" else None if config.causal else TOKENIZER.id(MASK),
+              dtype=jnp.float32)  # fmt: skip
   target = load(str(path / "target"))
   for name, (build, config) in HEADS.items():
     head = build(target.target, config())
@@ -242,7 +243,7 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0, of: str = "
     return causal("")
   if door in ("drafters", "drafters by load", "heads"):
     return causal(part)
-  if door in ("trees", "ensembles", "prompts", "bridges", "vocabularies"):
+  if door in ("trees", "ensembles", "prompts", "passes", "bridges", "vocabularies"):
     return causal(f"{DRAWN}/{part}")
   if door == "exits":  # which need more than one layer
     return causal(f"draft_model[target]/{part}".rstrip("/"))
@@ -529,7 +530,7 @@ PEERS = {
   "recursive": "traversal", "traversal": "recursive", "k_seq": "recursive", "none": "dual",
   "dual": "none", "pruned": "", "whole": "after_end", "after_end": "whole", "student": "",
   "end_of_text_prediction": "after_end", "kept": "anew", "anew": "kept", "tempered": "",
-  "end_suppressed": "", "end_last": "",
+  "end_suppressed": "", "end_last": "", "masks": "",
 }  # fmt: skip
 # Parameters that change the time of a pass and nothing that it computes.
 SILENT = [("prefix", "lengths"), ("free", "lengths"), ("delayed", "lengths")]
@@ -545,7 +546,7 @@ SILENT += [("int8", "rows"), ("gear", "bits"), ("gear", "rank"), ("gear", "outli
 SILENT += [("mustafar", "sparsity"), ("mustafar", "recent")]
 SILENT += [("actqkv", parameter) for parameter in ("least", "more", "first", "recent")]
 LOSSLESS = ("drafters", "heads", "trees", "draft lengths", "ensembles", "exits", "prompts",
-            "bridges", "sources", "rescoring", "pseudo rows")  # fmt: skip
+            "passes", "bridges", "sources", "rescoring", "pseudo rows")  # fmt: skip
 
 
 def pairs_of(kind: str, name: str) -> list[tuple[str, str]]:

@@ -15,9 +15,10 @@ SCRIPTS = {
   "skipping": ("--model", "gsm8k-7m"), "duo": ("--model", "gsm8k-7m"),
   "energy": ("--model", "lists-3m"),
   "parscale": ("--model", "gsm8k-7m"), "coprocessor": ("--model", "gsm8k-7m"),
+  "pard": ("--model", "gsm8k-7m", "--start", "gsm8k-7m"),
   "joint": ("--model", "gsm8k-7m", "--init", "specjax/zoo/gsm8k-7m-medusa"),
 }  # fmt: skip
-DRAFTING = ("heads", "acceptance", "draft_model", "joint")  # from answers of their own making
+DRAFTING = ("heads", "acceptance", "draft_model", "joint", "pard")  # from answers of their own making
 SKIPPING = ("skipping", "duo")
 ASKING = (*DRAFTING, *SKIPPING, "judge", "filter", "distill", "energy")
 
@@ -125,6 +126,7 @@ WRONG = {
    "`keep` must be between 1 and 7, fewer than the target's layers, got 8."),
   "kept share": (SKIPPING, "--keep 2", "`keep` must be between 0 and 1, got 2.0."),
   "router rate": (("duo",), "--router-rate -1", "`router_rate` must be at least 0, got -1.0."),
+  "mask": (("pard",), "--mask 4096 --held-out 2", "`mask` must be between 0 and 4095, got 4096."),
   "streams": (("parscale",), "--streams 0", "`streams` must be at least 1, got 0."),
   "small share": (("duo",), "--small 2", "`small` must be between 0 and 1, got 2.0."),
   "skipping": (("skipping",), "--skipping none --held-out 2",

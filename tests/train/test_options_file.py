@@ -18,7 +18,7 @@ from specjax.train.recipe.config import Training
 
 SCRIPTS = (
   "lm", "denoiser", "heads", "judge", "acceptance", "filter", "distill", "draft_model", "skipping",
-  "duo", "joint", "parscale", "prompts", "cot2", "coprocessor", "energy",
+  "duo", "joint", "parscale", "prompts", "cot2", "coprocessor", "energy", "pard",
 )  # fmt: skip
 GIVEN = {
   "model": "m", "data": "d", "out": "o", "held-out": 20, "steps": 7, "rate": "1e-3",

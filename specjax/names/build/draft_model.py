@@ -1,5 +1,7 @@
 """Draft models from names: with a chain, a tree, or a chain that a policy ends."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ from specjax.drafters import draft_model
 from specjax.drafters.models.adaptive_model import adaptive_model
 from specjax.drafters.models.by_text import by_text
 from specjax.drafters.models.draft_tree import draft_tree
+from specjax.drafters.models.masks import masks
 from specjax.drafters.models.rapid import rapid
 from specjax.drafters.stateless import none
 from specjax.models.common_tokens import common_tokens
@@ -89,6 +92,15 @@ def build_draft_model(
       drafter = drafter._replace(by_pieces=False)
     return name + suffix, drafter, weights
 
+  draws: Callable[..., Drafter] = draft_tree
+  if "masks" in found:
+    if small.mask is None or over is not None or length is not None or "ensemble" in found:
+      raise ValueError(
+        f"drafter={grammar.show([part])!r}: /masks is for one draft model of the target's "
+        "vocabulary, whose config.json has a pard_token, and no draft length."
+      )
+    draws = functools.partial(masks, mask=small.mask)
+    name = f"{name}/masks"
   nodes = arguments.get("nodes", int(parameters(part.name, length is not None)["nodes"] or 0))
   if over == "by_text":
     if tree is not None or length is not None or "ensemble" in found:
@@ -101,11 +113,11 @@ def build_draft_model(
     suffix, shape = build_tree(tree)
     if shape.depth == 0:
       return "none", none(), ()
-    return built(suffix, draft_tree(target, shape), weights)
+    return built(suffix, draws(target, shape), weights)
   if length is not None:
     models = {"target": model.identity} | ({} if "ensemble" in found else {"draft": small.identity})
     label, policy, own = build_draft_length(length, width, nodes - 1, **models)
     return built(f"/{label}", adaptive_model(target, policy, nodes), (weights, own))
-  if joined:  # a union takes sources that write nothing while they draft
-    return built("", draft_tree(target, IID(chain(nodes - 1))), weights)
+  if joined or "masks" in found:  # a union takes sources that write nothing while they draft
+    return built("", draws(target, IID(chain(nodes - 1))), weights)
   return built("", draft_model(target, nodes), weights)

@@ -22,6 +22,7 @@ from specjax.drafters.combine.rescored import local, ngram
 from specjax.drafters.combine.union import agreeing
 from specjax.drafters.models.adaptive_model import adaptive_model
 from specjax.drafters.models.by_text import by_text
+from specjax.drafters.models.masks import masks
 from specjax.drafters.models.rapid import rapid
 from specjax.drafters.retrieval.recycled import recycled
 from specjax.heads import HEADS
@@ -55,6 +56,7 @@ VOCABULARIES: dict[str, Callable[..., np.ndarray]] = {"trimmed": choose}
 EXITS: dict[str, Callable[..., Target]] = {"sorted": sorted_exits}
 ENSEMBLES: dict[str, Callable[..., Target]] = {"ensemble": ensemble}
 PROMPTS: dict[str, Callable[..., Drafter]] = {"rapid": rapid}
+AT_ONCE: dict[str, Callable[..., Drafter]] = {"masks": masks}
 # For a draft model of another vocabulary; the first is taken where a name has none.
 BRIDGES: dict[str, Callable] = {"common_tokens": common_tokens, "by_text": by_text}
 # What may follow a name with a slash, by kind; nothing may follow the other drafters.
@@ -65,7 +67,7 @@ OF_HEADS: dict[str, Mapping[str, Any]] = {
 }  # fmt: skip
 OF_MODELS: dict[str, Mapping[str, Any]] = {
   "ensemble": ENSEMBLES, "tree": OF_TREES, "draft_length": DRAFT_LENGTHS, "prompt": PROMPTS,
-  "vocabulary": VOCABULARIES, "exits": EXITS, "bridge": BRIDGES,
+  "vocabulary": VOCABULARIES, "exits": EXITS, "bridge": BRIDGES, "masks": AT_ONCE,
 }  # fmt: skip
 OF_SOURCES: dict[str, Callable] = {"pruned": agreeing}  # of a union, see `union`
 OF_OWN_LAYERS: dict[str, Mapping[str, Any]] = {"cache": CACHES}
