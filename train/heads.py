@@ -77,7 +77,8 @@ else:
 _LOSS = (
   f"weights of the terms of the loss ({', '.join(losses.TERMS)}), such as tv=1 hard=0.1; decay=0.8 "
   "is their decay with depth, dpace=0.5 weighs depths by D-PACE instead, and within=10 trains a "
-  "guess only where the tokens before it are among the 10 best guesses. Numbers without names are "
+  "guess only where the tokens before it are among the 10 best guesses, units=0.9 only where the "
+  "target gives it and the tokens before it more than this probability. Numbers without names are "
   "the terms in this order (the last may be left out), then the decay. By default as published."
 )
 

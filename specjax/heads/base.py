@@ -53,14 +53,22 @@ class LossWeights:
   weighs decay ** (d - 1). With `within` > 0, a depth learns only where the tokens of all depths
   before it are among that many best guesses there: later ones would never be reached. With
   `dpace`, alpha of D-PACE, each guess weighs its share of the expected length besides, see
-  `train.recipe.losses.dpace`.
+  `train.recipe.losses.dpace`. With `units` > 0, a guess learns only where the target itself gives
+  its token and all tokens from `at` + 1 on more than this probability: there they are one unit of
+  lexical unit decoding (Sun et al. 2024, arXiv 2405.15208).
   """
 
   def __init__(
-    self, *, decay: float = 0.8, within: int = 0, dpace: float | None = None, **terms: float
+    self,
+    *,
+    decay: float = 0.8,
+    within: int = 0,
+    dpace: float | None = None,
+    units: float = 0.0,
+    **terms: float,
   ):
     self.terms, self.decay, self.within = {"hard": 1.0} | terms, decay, within
-    self.dpace = dpace
+    self.dpace, self.units = dpace, units
 
 
 class Weights(Protocol):

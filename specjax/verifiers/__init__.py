@@ -13,9 +13,10 @@ from specjax.verifiers.token import token
 from specjax.verifiers.transfer import transfer
 from specjax.verifiers.traversal import traversal
 from specjax.verifiers.typical import typical
+from specjax.verifiers.unverified import unverified
 
 VERIFIERS: dict[str, Callable[..., Verifier]] = {
   "greedy": greedy, "target_only": target_only, "token": token, "block": block,
   "recursive": recursive, "traversal": traversal, "k_seq": k_seq, "typical": typical,
-  "judge": judge, "transfer": transfer,
+  "judge": judge, "transfer": transfer, "unverified": unverified,
 }  # fmt: skip

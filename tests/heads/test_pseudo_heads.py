@@ -18,6 +18,7 @@ from specjax.drafters.stateless import none
 from specjax.heads import drafting
 from specjax.heads.base import Examples
 from specjax.heads.hidden_transfer import HiddenTransferConfig, hidden_transfer
+from specjax.heads.lexical_units import lexical_units
 from specjax.heads.masked_slots import MaskedSlotsConfig, masked_slots
 from specjax.heads.ppd import PPDConfig, ppd
 from specjax.heads.pseudo_rows import Guesses, run_with_pseudo_rows
@@ -31,7 +32,7 @@ from specjax.trees.by_guesses import ByGuesses
 from specjax.trees.prompt_token_budget import share_rows
 from specjax.trees.static import from_choices
 from specjax.trees.structure import ancestors
-from specjax.verifiers import target_only
+from specjax.verifiers import target_only, unverified
 
 V, K, T, BUDGET = 24, 3, 8, 12
 MODEL = Config(
@@ -271,6 +272,7 @@ DRAFTERS = {
   "own trees": ("ensemble", OWN_TREES, OWN_COUNTS),
 }  # fmt: skip
 LENGTHS = (T, 1, 5)
+LEAST = 0.2  # some guesses are likelier
 
 
 def rows_of(name: str, known: int):
@@ -455,6 +457,52 @@ def test_each_number_of_guesses_has_the_best_tree_of_its_own():
   logits = made.read(params, WEIGHTS, states, None)
   whole = tree.fill(jnp.full((D + 1, 1), 7, jnp.int32), Guesser(independent(logits)))
   jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[D], y[D]), whole, draft)
+
+
+def advanced(verifier, least: float, temperature: float):
+  """The state at the end of texts that units of masked slots draft."""
+  made, params, _ = head("masked_slots")
+  rule = pair(TARGET, lexical_units(made, K + 1, least), verifier)
+  weights = speculate.Weights(WEIGHTS, params)
+  request, state = begin(None, temperature)
+  tokens, length = state.context.tokens[:, :T], jnp.asarray(LENGTHS, jnp.int32)
+  capacity = speculate.capacity_for(T, BUDGET, K)
+  state = speculate.compiled_start(rule, weights, tokens, length, request, capacity)
+  return speculate.compiled_advance(rule, weights, request, state, jnp.int32(100))
+
+
+@pytest.mark.parametrize("least", [0.0, LEAST, 1.0])
+def test_units_are_the_text_unverified(least):
+  """A round adds the leading sure guesses and the target's token, and reads K slots behind them."""
+  state, lengths = advanced(unverified(), least, 0.0), set()
+  for b, n in enumerate(LENGTHS):
+    text, guesses, rounds = state.context.tokens[b, :n].tolist(), [], 0
+    while len(text) < n + BUDGET:
+      likely = [np.exp(x) / np.exp(x).sum() for x in guesses]
+      unit = list(itertools.takewhile(lambda p: p.max() > least, likely))
+      lengths.add(len(unit))
+      text += [int(p.argmax()) for p in unit]
+      states, slots = plain("masked_slots", text)
+      guesses, rounds = plain_logits(slots), rounds + 1
+      text.append(int(plain_logits(states[-1]).argmax()))
+    assert state.context.tokens[b, : n + BUDGET].tolist() == text[: n + BUDGET]
+    assert state.stats.passes[b] == rounds
+  some = {0, 1, 2} <= lengths
+  assert some if least == LEAST else lengths == ({0, K} if least == 0 else {0})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_units_that_are_verified_change_no_token(temperature):
+  got, want = advanced(target_only(), LEAST, temperature), decoded(None, temperature)
+  for b, n in enumerate(LENGTHS):
+    n += BUDGET
+    np.testing.assert_array_equal(got.context.tokens[b, :n], want.context.tokens[b, :n])
+  assert (np.asarray(got.stats.offered).sum(0) > 0)[:2].all()
+
+
+def test_a_threshold_that_is_no_probability_is_refused():
+  with pytest.raises(ValueError, match=r"`least` must be .* 0 .* 1.*, got 2"):
+    lexical_units(head("masked_slots")[0], 4, 2.0)
 
 
 BAD_COUNTS = [

@@ -134,6 +134,7 @@ TEXTS = {
 }  # fmt: skip
 DRAWN = "draft_model[near]"
 DRAFTER_OF = dict.fromkeys(("target_only", "token", "block", "typical", "judge", "transfer"), DRAWN)
+DRAFTER_OF["unverified"] = DRAWN
 DRAFTER_OF |= dict.fromkeys(("recursive", "traversal", "k_seq"), f"{DRAWN}/iid-2-1")
 TREES = {
   "static": (2, 1), "dynamic": (6, 2, 3), "beam": (6, 3, 3), "graph": (6, 2, 3), "iid": (2, 1),
@@ -258,7 +259,7 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0, of: str = "
   if door == "rescoring":
     return causal(f"medusa[medusa]/{part}")
   if door == "pseudo rows":
-    return causal(f"hidden_transfer-12[hidden_transfer]/{part}")
+    return causal(f"hidden_transfer-{4 if bare == 'units' else 12}[hidden_transfer]/{part}")
   if door == "verifiers":
     return causal(DRAFTER_OF.get(bare, "prompt_lookup"), part, temperature * (bare != "greedy"))
   if door == "reflection":
@@ -486,7 +487,8 @@ PAIRS = {
             "0.9-0.2-0.9-0-1:0.9-0.2-0.9-0-3",
   "specdecpp": "0.1:0.9 0.1-1:0.1-3", "marginal": "0.1:0.9 0.1:0.1-0.8 0.5-0-0:0.5-0-1",
   "ensemble": "0.1:0.9", "sorted": "0.1:0.99 0-1:0-3", "rapid": "3-1:7-1 3-1:3-2",
-  "transfer": "0:9 90-0:90-1", "rows": "2:9 2-0:2-1", "typical": "0.01-3:0.9-3 0.9-0.01:0.9-3",
+  "transfer": "0:9 90-0:90-1", "rows": "2:9 2-0:2-1", "units": "0.9:0.01",
+  "typical": "0.01-3:0.9-3 0.9-0.01:0.9-3",
   "judge": "0.2:0.99", "reflective": "0.1:0.9", "reflective_once": "0.1:0.9",
   "penalties": "1:3 1-0:1-5 1-0-0:1-0-5 1-0-0-0:1-0-0-5", "momentum": "0:0.9 0.9-1:0.9-5",
   "entropy_bound": "0.1:2.0", "entropy_distance": "0.1:3.0 3.0-0:3.0-5", "streaming": "6:3",
@@ -527,8 +529,9 @@ PEERS = {
   "json_schema": 'json_schema[{"type": "integer", "maximum": 3}]',
   "grammar": "grammar[others.lark]", "stop_text": "stop_text[Cy]",
   "greedy": "", "target_only": "token", "token": "block", "block": "token",
-  "recursive": "traversal", "traversal": "recursive", "k_seq": "recursive", "none": "dual",
-  "dual": "none", "pruned": "", "whole": "after_end", "after_end": "whole", "student": "",
+  "unverified": "target_only", "recursive": "traversal", "traversal": "recursive",
+  "k_seq": "recursive", "none": "dual", "dual": "none", "pruned": "",
+  "whole": "after_end", "after_end": "whole", "student": "",
   "end_of_text_prediction": "after_end", "kept": "anew", "anew": "kept", "tempered": "",
   "end_suppressed": "", "end_last": "", "masks": "",
 }  # fmt: skip

@@ -79,21 +79,35 @@ def points(objective, batch, d: int):
 
 
 @pytest.mark.parametrize(
-  ("weights", "within"),
-  [((0.5, 2.0, 0.25, 0.6), 0), ((1.0, 0.0, 0.0, 0.0), 0), ((1.0, 0.5, 0.0, 1.0), 9)],
-)
+  ("weights", "within", "units"),
+  [
+    ((0.5, 2.0, 0.25, 0.6), 0, 0), ((1.0, 0.0, 0.0, 0.0), 0, 0), ((1.0, 0.5, 0.0, 1.0), 9, 0),
+    ((1.0, 0.5, 0.0, 0.8), 0, 0.002), ((1.0, 0.5, 0.0, 0.8), 14, 0.0002),
+  ],
+)  # fmt: skip
 @REDUCED
-def test_the_loss_is_that_of_a_plain_loop(reduced, weights, within):
-  """Also where a depth learns only from the positions whose earlier tokens were nearly guessed."""
+def test_the_loss_is_that_of_a_plain_loop(reduced, weights, within, units):
+  """Also where a depth learns only from the positions whose earlier tokens were nearly guessed, or
+  where the target is sure of all tokens up to its own."""
   objective, params, target_params, batch, states, logits = objective_of(reduced)
   numbers, weights = weights, losses.chosen(weights, LossWeights(within=within))
+  weights.units = units
   call = jax.jit(objective.loss, static_argnums=3)
   total, metrics = call(params, target_params, batch, weights)
   ids = params.get("vocabulary", np.arange(20))
   matrix = np.asarray(target_params["params"]["embedding"])[ids]
   hidden = batch.examples.features.hidden.astype(np.float64)
   expected, reached = 0.0, set(np.ndindex(batch.weight.shape[:2]))
+
+  def sure(b, m, d):
+    at = batch.examples.at[b, m] + d
+    label = objective.place[batch.examples.tokens[b, min(at + 1, hidden.shape[1] - 1)]]
+    own = hidden[b, min(at, hidden.shape[1] - 1)]
+    return label >= 0 and np.exp(log_softmax(matrix @ own))[label] > units
+
   for d in (1, 2, 3):
+    if units:
+      reached = {(b, m) for b, m in reached if all(sure(b, m, i) for i in range(d + 1))}
     terms, right = [], []
     for b, m, label in points(objective, batch, d):
       if label is None:
@@ -107,12 +121,14 @@ def test_the_loss_is_that_of_a_plain_loop(reduced, weights, within):
       if (b, m) in reached:
         terms.append((-log_probs[label], -(teacher * log_probs).sum(), smooth))
       right.append(log_probs.argmax() == label)
-    assert (len(terms) < len(right)) == (within > 0 and d > 1)
+    assert (len(terms) < len(right)) == (units > 0 or (within > 0 and d > 1))
+    assert terms or (units and d > 1)
     for b, m in reached.copy() if within else ():
       label = objective.place[batch.labels[b, m, d - 1]]
       if label not in np.argsort(-logits[d - 1][b, m])[:within]:
         reached.remove((b, m))
-    expected += weights.decay ** (d - 1) * np.mean(terms, 0) @ numbers[:3]
+    if terms:
+      expected += weights.decay ** (d - 1) * np.mean(terms, 0) @ numbers[:3]
     np.testing.assert_allclose(metrics[f"accuracy_{d}"], np.mean(right), rtol=1e-5)
   np.testing.assert_allclose(total, expected, rtol=1e-4)
   assert metrics["loss"] == total

@@ -168,11 +168,13 @@ def test_a_confidence_moves_itself_alone():
     (("lk=1",), ({"hard": 0, "lk": 1}, 0.6, 3, None)),
     (("hard=1", "dpace=0.5"), ({"hard": 1}, 1.0, 3, 0.5)),
     (("soft=2", "within=4"), ({"hard": 0, "soft": 2}, 0.6, 4, None)),
+    (("soft=1", "units=0.9"), ({"hard": 0, "soft": 1}, 0.6, 3, None)),
   ],
 )
 def test_weights_are_read_by_name(words, want):
   got = losses.chosen(words, LossWeights(decay=0.6, within=3))
   assert (got.terms, got.decay, got.within, got.dpace) == want
+  assert got.units == (0.9 if "units=0.9" in words else 0)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +186,7 @@ def test_weights_are_read_by_name(words, want):
     (("tv=x",), r"`loss`: tv must be a number, got 'x'\."),
     (("tv=-1",), r"loss: `tv` must be at least 0, got -1.0\."),
     (("tv=1", "dpace=2"), r"loss: `dpace` must be .* 0 .* 1, got 2.0\."),
+    (("tv=1", "units=2"), r"loss: `units` must be .* 0 .* 1, got 2.0\."),
     (("decay=1",), r"`loss` must have a weight above 0 for at least one term, got decay=1\."),
   ],
 )

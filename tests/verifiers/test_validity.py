@@ -21,6 +21,7 @@ TABLE = {
   "traversal": PROPOSALS - {"truncated", "coupled"},
   "k_seq": {"chain", "iid"},
   "transfer": {"chain", "truncated"},
+  "unverified": PROPOSALS,  # lossy for all of them
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from specjax.base import PROPOSALS, Draft
 from specjax.sampling import DRAFT, Noise, request_keys
 from specjax.testing.enumerate import Script, probability
-from specjax.verifiers import VERIFIERS, greedy, token, typical
+from specjax.verifiers import VERIFIERS, greedy, token, typical, unverified
 
 B, N, D, V = 60, 8, 4, 6
 
@@ -70,6 +70,33 @@ def test_typical_equals_a_plain_loop(epsilon, delta):
     want = [*tokens[b, best[1:]].tolist(), int(after[b, best[-1]])]
     assert verdict.tokens[b, : n + 1].tolist() == want
   assert len(set(counts)) > 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_unverified_takes_the_whole_draft(temperature):
+  draft, log_probs = random_case(1)
+  draft = draft._replace(valid=draft.valid.at[:9, 1:].set(False))  # nothing is drafted
+  noise = Noise(request_keys(0, np.arange(B)), jnp.full(B, 4))
+  if temperature == 0:
+    log_probs = jnp.where(log_probs == log_probs.max(-1, keepdims=True), 0.0, -jnp.inf)
+  rule = unverified()
+  assert rule.exactness.startswith("LOSSY") and rule.temperature == "any"
+  verdict = jax.jit(rule.verify, static_argnames=("depth", "proposal"))(
+    (), draft, log_probs, None, noise, **of_chain(D)
+  )
+  after = np.asarray(noise.choose(log_probs, draft.depth))
+  tokens, parent, _, valid = (np.asarray(x) for x in draft[:4])
+  for b in range(B):
+    paths = {0: [0]}
+    for i in range(1, N):
+      if valid[b, i] and parent[b, i] in paths:
+        paths[i] = [*paths[parent[b, i]], i]
+    best = max(paths.values(), key=len)  # the first of the longest
+    assert verdict.count[b] == len(best) - 1 and (b >= 9 or len(best) == 1)
+    assert verdict.path[b].tolist() == best + [best[-1]] * (D + 1 - len(best))
+    want = [*tokens[b, best[1:]].tolist(), after[b, best[-1]]]
+    assert verdict.tokens[b, : len(best)].tolist() == want
+    assert temperature or want[-1] == log_probs[b, best[-1]].argmax()
 
 
 def test_greedy_takes_the_lower_token_and_the_first_sibling_on_ties():

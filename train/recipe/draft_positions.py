@@ -192,6 +192,8 @@ class Objective:
     T, terms, metrics = hidden.shape[1], [], {}
     scales = losses.depth_weights(weights.decay, len(states))
     reached = jnp.ones(examples.at.size, bool)
+    if weights.units:
+      reached = self._sure(target_params, batch, matrix, weights.units)
     shares = self._shares(params, target_params, states, batch, weights)
     for d, (state, scale) in enumerate(zip(states, scales, strict=True), 1):
       label, known, weight = self._labels(batch, d)
@@ -204,6 +206,8 @@ class Objective:
         flat, own = logits.reshape(-1, logits.shape[-1]), own.reshape(-1, own.shape[-1])
         teacher = self.head.target.logits(linear(own, matrix))
         right = (flat.argmax(-1) == label).astype(jnp.float32)
+        if weights.units:
+          reached = reached & known & losses.sure(teacher, label, weights.units)
         state = self.head.feature(state, d)
         whole = state.reshape(-1, state.shape[-1])
         guess = losses.Guess(whole, flat, label, teacher, own, log_odds)
@@ -217,6 +221,15 @@ class Objective:
       loss, metrics[f"accuracy_{d}"], reached = at_depth(state, own, reached)
       terms += [loss] if scale else []
     return terms, metrics
+
+  def _sure(self, target_params: Params, batch: Batch, matrix: Any, least: float) -> Array:
+    """bool[B * M], whether the target gives the token after `at` more than this probability."""
+    tokens, _, _, features, at = batch.examples
+    label = jnp.asarray(self.place)[gather(tokens, jnp.minimum(at + 1, tokens.shape[1] - 1))]
+    own = gather(features.hidden, at).astype(matrix.dtype)
+    teacher = self.head.target.logits(linear(own.reshape(-1, own.shape[-1]), matrix))
+    label = label.reshape(-1)
+    return (label >= 0) & losses.sure(teacher, jnp.maximum(label, 0), least)
 
   def _labels(self, batch: Batch, d: int) -> tuple[Array, Array, Array]:
     """Of depth d, arrays [B * M]: the labels in the draft vocabulary, whether they are in it, and

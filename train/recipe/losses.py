@@ -130,9 +130,15 @@ def within(logits: Array, labels: Array, most: int) -> Array:
   return (logits > own).sum(-1) < most
 
 
+def sure(logits: Array, labels: Array, least: float) -> Array:
+  """bool[P]: whether labels i32[P] have more than this probability by logits f32[P, V]."""
+  own = jnp.take_along_axis(jax.nn.softmax(logits), labels[:, None], 1)
+  return own[:, 0] > least
+
+
 def chosen(words: Sequence[float | str], like: LossWeights | None = None) -> LossWeights:
-  """The weights of `--loss`: NAME=NUMBER for some of the TERMS, `decay`, `within` and `dpace`, or
-  numbers alone, those of the terms in the order of TERMS, then the decay.
+  """The weights of `--loss`: NAME=NUMBER for some of the TERMS, `decay`, `within`, `dpace` and
+  `units`, or numbers alone, those of the terms in the order of TERMS, then the decay.
 
   Args:
     like: gives what these leave open, the decay and `within`.
@@ -164,6 +170,7 @@ _REST: dict[str, Callable[[str, Any], Any]] = {
   "decay": functools.partial(checks.number, least=0),
   "dpace": functools.partial(checks.number, least=0, most=1),
   "within": checks.whole,
+  "units": functools.partial(checks.number, least=0, most=1),
 }
 
 

@@ -27,6 +27,7 @@ from specjax.drafters.models.rapid import rapid
 from specjax.drafters.retrieval.recycled import recycled
 from specjax.heads import HEADS
 from specjax.heads.draft_vocabulary import choose
+from specjax.heads.lexical_units import lexical_units
 from specjax.heads.named import is_own
 from specjax.models.caches import CACHES
 from specjax.models.common_tokens import common_tokens
@@ -36,9 +37,8 @@ from specjax.names import grammar
 from specjax.names.build.tree import FILE
 from specjax.names.grammar import Part
 from specjax.names.load import Model, has_few_bits, load, load_quick
-from specjax.trees import TREES, Static, Tree
+from specjax.trees import TREES, Static
 from specjax.trees import load as load_tree
-from specjax.trees.base import Counts
 from specjax.trees.prompt_token_budget import share_rows
 
 DEFAULT_NODES = 8
@@ -51,7 +51,8 @@ RESCORINGS: dict[str, Callable[..., Drafter]] = {
   "local": local,
   "recycled": recycled,
 }
-ROWS: dict[str, Callable[..., tuple[Tree, Counts]]] = {"rows": share_rows}
+UNITS: dict[str, Callable[..., Drafter]] = {"units": lexical_units}
+ROWS: dict[str, Callable] = {"rows": share_rows, **UNITS}
 VOCABULARIES: dict[str, Callable[..., np.ndarray]] = {"trimmed": choose}
 EXITS: dict[str, Callable[..., Target]] = {"sorted": sorted_exits}
 ENSEMBLES: dict[str, Callable[..., Target]] = {"ensemble": ensemble}

@@ -1,6 +1,6 @@
 """Trained heads from names: with a tree, with shared pseudo rows, or rescored."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from specjax.names.build.drafters import (
   OF_HEADS,
   RESCORINGS,
   ROWS,
+  UNITS,
   Built,
   bind,
   either,
@@ -89,13 +90,7 @@ def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
         f"drafter={grammar.show([part])!r}: a draft length ends a chain, without a "
         "tree, a rescoring or shared rows."
       )
-    deepest = loaded.head.depth
-    nodes = arguments.get("nodes", min(DEFAULT_NODES, 1 + deepest))
-    if nodes > 1 + deepest:
-      raise ValueError(
-        f"`nodes` must be at most {deepest + 1} for {path}, which guesses {deepest} tokens ahead, "
-        f"got {nodes}."
-      )
+    nodes = _of_chain(path, loaded, arguments)
     label, policy, _ = build_draft_length(
       length, model.config.width, nodes - 1, target=model.identity
     )
@@ -117,7 +112,9 @@ def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
         f"`nodes` must be at most {len(choices) + 1}, the nodes of the tree of {path}, got {nodes}."
       )
     if rows is not None:
-      name, drafter = _sharing_rows(name, path, loaded, nodes, rows)
+      if rows.name in UNITS:
+        nodes = _of_chain(path, loaded, arguments)
+      name, drafter = _with_rows(name, path, loaded, nodes, rows)
       return name, drafter, loaded.params
     return name, drafting.drafter(loaded.head, Static(choices[: nodes - 1])), loaded.params
   suffix, shape = build_tree(tree)
@@ -126,10 +123,22 @@ def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
   return name + suffix, drafting.drafter(loaded.head, shape), loaded.params
 
 
-def _sharing_rows(
+def _of_chain(path: str, loaded: LoadedHead, arguments: Mapping[str, Any]) -> int:
+  """The nodes of a head's chain."""
+  deepest = loaded.head.depth
+  nodes = arguments.get("nodes", min(DEFAULT_NODES, 1 + deepest))
+  if nodes > 1 + deepest:
+    raise ValueError(
+      f"`nodes` must be at most {deepest + 1} for {path}, which guesses {deepest} tokens ahead, "
+      f"got {nodes}."
+    )
+  return nodes
+
+
+def _with_rows(
   name: str, path: str, loaded: LoadedHead, nodes: int, part: Part
 ) -> tuple[str, Drafter]:
-  """A trained head whose nodes share pseudo rows, by its hit rates."""
+  """A trained head whose nodes share pseudo rows, by its hit rates, or whose last node has all."""
   builder = ROWS[part.name]
   label, arguments = grammar.bind("drafter", part, grammar.parameters(builder))
   if not isinstance(loaded.head, PseudoRows) or loaded.hit_rates is None:
@@ -137,6 +146,8 @@ def _sharing_rows(
       f"{name}/{label} must follow hidden_transfer, ppd or masked_slots: {path} has no pseudo "
       "rows, or no hit rates by which they are shared out."
     )
+  if part.name in UNITS:
+    return f"{name}/{label}", builder(loaded.head, nodes, **arguments)
   tree, counts = builder(np.asarray(loaded.hit_rates), nodes, **arguments)
   return f"{name}/{label}", drafting.drafter(loaded.head, tree, counts)
 
