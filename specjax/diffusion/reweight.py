@@ -175,7 +175,7 @@ def reweighted(denoiser: Denoiser, energy: Energy, samples: int = 2) -> Denoiser
 
   It makes a denoiser that is sure of one text in every pass, that which `resample` chose.
 
-  Measured: 16 passes for 16 tokens (denoiser_and_causal)
+  Measured: 4 passes for 8, in 3.5x the time (denoising_lists)
   Train: python -m specjax.train.energy
 
   Args:
