@@ -75,11 +75,13 @@ def nce(true: Array, guessed: Array) -> Array:
 def loss_of(model: Model) -> Loss:
   """The loss of a step, whose batch is `Noisy`; the frozen params are the denoiser's."""
   denoiser, energy = model.denoiser, learned(model.config)
+  mask = denoiser.mask
+  assert mask is not None  # see `main`
 
   def loss(trained: EnergyNetwork, frozen, batch: Noisy, _):
     tokens, used = jnp.asarray(batch.rows.tokens), jnp.asarray(batch.rows.used)
     noise = Noise(batch.key, batch.masked.sum(1, dtype=jnp.int32))
-    noisy = jnp.where(batch.masked, denoiser.mask, tokens)
+    noisy = jnp.where(batch.masked, mask, tokens)
     position = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
     log_q = slot_log_probs(denoiser, frozen, noisy, position, used)
     guess = guesses(noise, log_q, tokens, batch.masked, used, 1)

@@ -66,8 +66,8 @@ def guesses(
   drawn = noise.children(DRAFT, log_q, samples, False)
   said = jnp.where(masked[..., None], jnp.take_along_axis(log_q, drawn, -1), 0.0).sum(1)
   texts = jnp.where(masked[..., None], drawn, tokens[..., None]).swapaxes(1, 2)
-  rows = (jnp.repeat(x, samples, 0) for x in (masked, seen))
-  return Guess(texts.reshape(-1, tokens.shape[1]), *rows, said.reshape(-1))
+  drawn_of, seen_of = (jnp.repeat(x, samples, 0) for x in (masked, seen))
+  return Guess(texts.reshape(-1, tokens.shape[1]), drawn_of, seen_of, said.reshape(-1))
 
 
 def resample(

@@ -18,7 +18,8 @@ SCRIPTS = {
   "pard": ("--model", "gsm8k-7m", "--start", "gsm8k-7m"),
   "joint": ("--model", "gsm8k-7m", "--init", "specjax/zoo/gsm8k-7m-medusa"),
 }  # fmt: skip
-DRAFTING = ("heads", "acceptance", "draft_model", "joint", "pard")  # from answers of their own making
+# From answers of their own making.
+DRAFTING = ("heads", "acceptance", "draft_model", "joint", "pard")
 SKIPPING = ("skipping", "duo")
 ASKING = (*DRAFTING, *SKIPPING, "judge", "filter", "distill", "energy")
 

@@ -1,6 +1,7 @@
 """Draft models of masks: what a step reads and learns, what they draft, and how they are kept."""
 
 import dataclasses
+import itertools
 import json
 import pathlib
 
@@ -23,7 +24,7 @@ def test_most_later_masks_are_dropped_and_none_stands_without_those_before():
   number, rank = pard.laid_out(10, 5, 0.5, 0.2)
   assert np.bincount(number).tolist() == [0, 5, 3, 2, 2]
   places = [set(rank[number == i].tolist()) for i in range(1, 5)]
-  assert all(later <= before for before, later in zip(places, places[1:], strict=False))
+  assert all(later <= before for before, later in itertools.pairwise(places))
   assert len(pard.laid_out(10, 1, 0.5, 0.2).number) == 0
   assert len(pard.laid_out(10, 4, 1.0, 0.0).number) == 30
 
