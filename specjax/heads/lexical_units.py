@@ -23,8 +23,8 @@ def lexical_units(head: PseudoRows, nodes: int, least: float = 0.9) -> Drafter:
   A pass has D pseudo rows in place of D for each of D + 1 nodes. It is a round of lexical unit
   decoding (Sun et al. 2024, arXiv 2405.15208) where the verifier is `unverified`, which accepts
   every draft. Any other verifier stays exact, and after a draft that it does not accept as a whole
-  there are no guesses for one round. The paper tunes the target itself, and refuses repeated
-  tokens; here the target is frozen and repeats are allowed.
+  there are no guesses for one round. The paper tunes the target, as `specjax.train.joint` may with
+  the head, and refuses repeated tokens; here repeats are allowed.
 
   It was measured on `masked_slots` at a threshold of .8, which accepts 2.06 as a whole chain.
 
