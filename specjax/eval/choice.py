@@ -86,7 +86,7 @@ def _trees(best: Callable[[int], Sequence], depth: int) -> list[Paths]:
 
 def _shared_out(part: Part, tree: Paths, rates: np.ndarray) -> list[Candidate]:
   """A tree with all pseudo rows that could be used, and with fewer."""
-  (rows,) = ROWS
+  rows, *_ = ROWS  # that share them out; others end the chain
   nodes = len(tree) + 1
   every = (max(map(len, tree)),) * nodes
   found = [(part, every)]

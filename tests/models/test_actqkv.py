@@ -46,7 +46,7 @@ class Oracle:
     read = {*range(min(self.first, local)), *range(local, n)}
     if places:
       z = (flatness(cosines) - np.mean(seen)) / np.std(seen) if seen else 0
-      count = round(self.least + self.more / (1 + np.exp(-z)))
+      count = round(self.least + self.more * (1 + np.tanh(z / 2)) / 2)  # a sigmoid
       self.counts.add(count)
       for i in np.argsort(cosines)[::-1][:count]:
         read |= {*range(places[i] * BLOCK, (places[i] + 1) * BLOCK)}
