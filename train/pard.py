@@ -138,6 +138,8 @@ def main(config: Config) -> None:
   network, T = Transformer(small.config), config.length
   layout = laid_out(T, config.depth, config.kept, config.least)
   print(f"A row of {T} tokens has {len(layout.number)} masks of {T * (config.depth - 1)}.")
+  if small.tokenizer is not None and (text := small.tokenizer.inner.id_to_token(mask)):
+    print(f"The mask is token {mask}, {text!r}: texts that have it are drafted worse.")
 
   def loss(params, frozen, batch: tuple[PackedRows, Array], key):
     found = said(network, params, *batch, layout, mask)

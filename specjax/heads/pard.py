@@ -70,7 +70,8 @@ def pard(target: LayeredTarget, config: PARDConfig) -> MaskedBlock:
   masks before it. The text's rows are run from true tokens once these are accepted, so masks leave
   no trace. The loss is cross-entropy with the text, of which all depths weigh the same.
 
-  The published draft models are small models of the target's family that are trained on. Here the
+  The published draft models are small models of the target's family that are trained on, as in
+  `drafters.models.masks`. Here the
   layers are new ones of the target's shape, between its embedding, the final norm, which starts as
   the target's, and its LM head. The published training drops deep masks at most positions, which
   makes it three times as cheap; here masks follow the drafting positions alone (`train.heads

@@ -13,6 +13,7 @@ from cut import cut
 
 import specjax
 from specjax import Decoder
+from specjax.checkpoints import hf
 from specjax.data.packing import PackedRows
 from specjax.models.transformer import Transformer, attention_mask
 from specjax.train import pard
@@ -83,9 +84,37 @@ def test_it_learns_and_drafts_in_one_pass_without_changing_a_token(done):
   ids = model.encode("Q: 3 + 4?\nA:")
   for settings in ({}, {"temperature": 0.8, "verifier": "target_only"}):
     plain = Decoder(model, "none", **settings)([ids], 16)[0]
-    for name in ("", "/tree[3]"):
-      drafting = Decoder(model, f"draft_model-4[{out}/model]/masks{name}", **settings)
+    trees = ("", "/static-2-1") if not settings else ("", "/iid-2-1")
+    for nodes, tree in zip(("-4", ""), trees, strict=True):
+      drafting = Decoder(model, f"draft_model{nodes}[{out}/model]/masks{tree}", **settings)
       assert drafting([ids], 16)[0].tokens == plain.tokens
+
+
+def saved(directory: pathlib.Path, mask: int) -> str:
+  """The model of one layer as a draft model of masks, which it was not trained for."""
+  model = cut()
+  hf.save(directory, model.config, model.params, model.tokenizer, stop=model.stop, mask=mask)
+  return str(directory)
+
+
+def test_masks_change_no_token(tmp_path):
+  model, name = cut(), saved(tmp_path / "small", MASK)
+  ids = model.encode("Q: 3 + 4?\nA:")
+  for settings in ({}, {"temperature": 0.8, "verifier": "target_only"}):
+    plain, drafted = (
+      Decoder(model, drafter, **settings)([ids], 12)[0]
+      for drafter in ("none", f"draft_model-4[{name}]/masks")
+    )
+    assert drafted.tokens == plain.tokens
+    assert drafted.passes < plain.passes  # the root's guess is the model's own
+
+
+def test_a_mask_beyond_the_vocabulary_is_refused(tmp_path):
+  name = saved(tmp_path / "small", MASK)
+  file = pathlib.Path(name) / "config.json"
+  file.write_text(json.dumps(json.loads(file.read_text()) | {"pard_token": MASK + 1}))
+  with pytest.raises(ValueError, match=r"pard_token` must be between 0 and 4095, got 4096"):
+    specjax.load(name)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def build_draft_model(
     if small.mask is None or over is not None or length is not None or "ensemble" in found:
       raise ValueError(
         f"drafter={grammar.show([part])!r}: /masks is for one draft model of the target's "
-        "vocabulary, whose config.json has a pard_token, and no draft length."
+        "vocabulary, whose config.json has a pard_token; it takes no draft length."
       )
     draws = functools.partial(masks, mask=small.mask)
     name = f"{name}/masks"
